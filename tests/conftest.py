@@ -1,7 +1,7 @@
-"""What all tests share: a real Postgres, a database of their own per worker, and the whole program on a free port.
+"""Fixtures for all tests: a real Postgres, a database per worker, and the whole program on a free port.
 
-The database comes from STRATA_TEST_DATABASE_URL, else from a container where a Docker engine answers, else from the
-embedded Postgres. Its schema always comes from the migrations.
+The database is that of STRATA_TEST_DATABASE_URL, or a container if a Docker engine is available, or the embedded
+Postgres. Its schema always comes from the migrations.
 """
 
 import os
@@ -33,11 +33,11 @@ from server.postgres.schema import metadata
 from server.postgres.store import PostgresStore
 from tests.support.database_source import find_server_url, with_database
 from tests.support.emulators import EmulatedProviders, Stages, open_stages
-from tests.support.replay_builders import ReplayRig
+from tests.support.replay_builders import ReplayHarness
 
 pytest_plugins = ["tests.support.fleets", "tests.support.loud_skips"]
 
-# A real database is slow beside hypothesis' own deadline, and fixtures are shared between examples on purpose.
+# A real database is slower than the deadline of hypothesis, and fixtures are deliberately shared between examples.
 settings.register_profile(
     "strata",
     deadline=None,
@@ -51,46 +51,46 @@ _EMPTY_ALL = "; ".join(str(table.delete()) for table in reversed(metadata.sorted
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two for each core: most of their time tests wait, for processes that start and end, for pauses and browsers."""
+    """Two per core: tests mostly wait for processes, pauses and browsers."""
     return 2 * (os.cpu_count() or 1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What people may ask for."""
+    """Add the options of these tests."""
     parser.addoption("--shots", type=Path, metavar="DIR", help="pictures of the pages that are looked at, into DIR")
 
 
 def pytest_configure() -> None:
-    """STRATA_ variables of whoever runs the tests must not reach the code under test."""
+    """Remove the STRATA_ variables of the environment, which must not reach the code under test."""
     for name in [name for name in os.environ if name.startswith("STRATA_") and name != "STRATA_TEST_DATABASE_URL"]:
         del os.environ[name]
-    # Or each of the many processes that tests start would compile the whole server anew.
+    # Otherwise each of the many processes that tests start would compile the whole server again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # A shell without job control starts background commands with SIGINT ignored, and every process that they start
-    # inherits it: those that a test interrupts would go on.
+    # inherits it: a process that a test interrupts would continue.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def server_url(testrun_uid: str) -> Iterator[str]:
-    """A Postgres server on which databases may be made: one for the whole run, shared by all workers."""
+    """A Postgres server on which databases may be created: one for the whole run, shared by all workers."""
     url = find_server_url(testrun_uid)
     if url is not None:
         yield url
         return
-    # Not pytest's own temporary directory: that is closed to the account that Postgres runs under for root.
+    # Not the temporary directory of pytest: the account that Postgres runs under for root cannot enter it.
     data_dir = Path(tempfile.gettempdir()) / f"strata-tests-{testrun_uid[:12]}"
     with open_embedded(data_dir, extra_settings={"fsync": "off", "max_connections": "200"}) as embedded:
         yield embedded.url
-    # The last worker to leave finds that Postgres has stopped.
+    # The last worker to finish finds that Postgres has stopped.
     if not (data_dir / "postgres" / "postmaster.pid").exists():
         shutil.rmtree(data_dir, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 async def database_options(server_url: str, worker_id: str) -> DatabaseOptions:
-    """A database of this worker's own, migrated from empty."""
+    """A database for this worker, migrated from empty."""
     name = f"strata_test_{worker_id}"
     connection = await asyncpg.connect(server_url)
     try:
@@ -112,7 +112,9 @@ async def session_database(database_options: DatabaseOptions) -> AsyncIterator[D
 
 @pytest.fixture
 async def database(session_database: Database) -> Database:
-    """The worker's database without any row. Deleting from empty tables takes a millisecond; truncating takes fifty."""
+    """The database of the worker without any row. Deleting from empty tables takes a millisecond; truncating takes
+    fifty.
+    """
     async with session_database.connection() as connection:
         await connection.execute(_EMPTY_ALL)
     return session_database
@@ -127,7 +129,7 @@ async def session_replay_store(session_database: Database) -> AsyncIterator[Data
 
 @pytest.fixture
 def replay_store(database: Database, session_replay_store: Database) -> Database:  # noqa: ARG001  reason: emptied before
-    """The conversations that replays write, without any row."""
+    """The replay conversations, without any row."""
     return session_replay_store
 
 
@@ -147,9 +149,9 @@ async def tenant(key_ring: PostgresKeyRing) -> Tenant:
 
 
 @pytest.fixture
-def rig(database: Database, replay_store: Database, store: PostgresStore, tenant: Tenant) -> ReplayRig:
+def harness(database: Database, replay_store: Database, store: PostgresStore, tenant: Tenant) -> ReplayHarness:
     """Replays of one tenant."""
-    return ReplayRig(
+    return ReplayHarness(
         database=database,
         replay_store=replay_store,
         store=store,
@@ -177,7 +179,7 @@ def server_settings(database_options: DatabaseOptions, tmp_path: Path) -> Settin
         data_dir=tmp_path,
         port=0,
         shutdown_limit_seconds=5,
-        # Who tests turns does not want conversations to change behind them; who tests jobs switches it on.
+        # In tests of turns no job may change the conversations; tests of jobs switch the worker on.
         worker_inside=False,
         log_format="json",
     )

@@ -106,7 +106,7 @@ async def draw_wanted(database: Database, tenant_id: str) -> Wanted:
             SAMPLE,
         )
         words = [row["word"] for row in await connection.fetch(_SAMPLED_WORDS.format(sample=SAMPLE), tenant)]
-        said = await connection.fetchval(
+        texts = await connection.fetchval(
             "SELECT text FROM turn_texts WHERE tenant_id = $1 AND text ~ '^\\w+ \\w+ \\w+' LIMIT 1", tenant
         )
     longest = max(facts, key=lambda row: row["turn_count"])
@@ -114,19 +114,19 @@ async def draw_wanted(database: Database, tenant_id: str) -> Wanted:
         conversation_id=encode_id(CONVERSATION, longest["conversation_id"]),
         last_seq=longest["last_indexed_seq"],
         newest_at=facts[0]["last_activity_at"],
-        filters={**_text_filters(words, said.split()[:3]), **_fact_filters(facts)},
+        filters={**_text_filters(words, texts.split()[:3]), **_fact_filters(facts)},
     )
 
 
-def _text_filters(words: list[str], said: Sequence[str]) -> dict[str, InspectionFilter]:
+def _text_filters(words: list[str], texts: Sequence[str]) -> dict[str, InspectionFilter]:
     return {
         "no filter": InspectionFilter(),
         "a rare word": InspectionFilter(text=words[-1]),
         "a common word": InspectionFilter(text=words[0]),
-        "common words": InspectionFilter(text=" ".join(said)),
+        "common words": InspectionFilter(text=" ".join(texts)),
         "one word without another": InspectionFilter(text=f"{words[0]} -{words[-1]}"),
         "a word that nobody said": InspectionFilter(text="thisnobodysaid"),
-        "a phrase": InspectionFilter(phrase=" ".join(said)),
+        "a phrase": InspectionFilter(phrase=" ".join(texts)),
         "a phrase that nobody said": InspectionFilter(phrase=f"{words[0]} {words[0]} {words[0]}"),
         "a common word and a flag": InspectionFilter(text=words[0], has_prefix_break=True),
     }

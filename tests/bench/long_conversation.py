@@ -37,11 +37,11 @@ from server.postgres.migrations import migrate_up
 from server.providers.choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
 from tests.bench.processes import Serving, in_process
 from tests.support.long_conversation_driver import (
-    LongTalk,
+    LongConversationDriver,
     Sample,
     compare_at_same_buffer,
     cost_of,
-    open_talk,
+    open_long_conversation,
     predict,
     share_of,
 )
@@ -57,37 +57,37 @@ MEASURES: dict[str, Callable[[Sample], float]] = {
 }
 
 
-async def serve_emulator(told: Connection, provider: str) -> None:
+async def serve_emulator(parent: Connection, provider: str) -> None:
     state = build_state()
     async with emulating(BUILDS[provider](state)) as url:
-        told.send(Serving(pid=os.getpid(), url=url))
-        while not told.poll():
+        parent.send(Serving(pid=os.getpid(), url=url))
+        while not parent.poll():
             # Nobody looks at them, and late requests are large.
             state.request_log.clear()
             await asyncio.sleep(0.5)
 
 
-async def measure(talk: LongTalk, turns: int, typical: int) -> None:
-    await talk.go_on(turns)
-    account = await talk.account()
-    samples = talk.samples
-    predicted = predict(talk, account, typical_exchange_count=typical, warm_up=WARM_UP)
+async def measure(driver: LongConversationDriver, turns: int, typical: int) -> None:
+    await driver.go_on(turns)
+    account = await driver.account()
+    samples = driver.samples
+    predicted = predict(driver, account, typical_exchange_count=typical, warm_up=WARM_UP)
     settled = [sample for sample in samples if sample.seq > WARM_UP]
-    cost = cost_of(settled, talk.provider)
-    show(talk.provider, "calls", f"{len(samples)}, of which refused {account.refused}")
-    show(talk.provider, "compactions", f"{account.compactions}, the simulation {predicted.compactions}")
-    show(talk.provider, "cache share", f"{share_of(settled):.4f}, the simulation {predicted.share:.4f}")
-    show(talk.provider, "cost of input", f"{cost / predicted.cost_usd:.3f} of the simulation's")
+    cost = cost_of(settled, driver.provider)
+    show(driver.provider, "calls", f"{len(samples)}, of which refused {account.refused}")
+    show(driver.provider, "compactions", f"{account.compactions}, the simulation {predicted.compactions}")
+    show(driver.provider, "cache share", f"{share_of(settled):.4f}, the simulation {predicted.share:.4f}")
+    show(driver.provider, "cost of input", f"{cost / predicted.cost_usd:.3f} of the simulation's")
     early = [sample for sample in samples if WARM_UP < sample.seq <= WARM_UP + WINDOW]
     late = [sample for sample in samples if turns - WINDOW < sample.seq <= turns]
-    show(talk.provider, "input tokens", f"{_middle(early, _tokens):.0f} early, {_middle(late, _tokens):.0f} late")
+    show(driver.provider, "input tokens", f"{_middle(early, _tokens):.0f} early, {_middle(late, _tokens):.0f} late")
     provider_seconds = dict(zip(account.seqs, account.provider_seconds, strict=True))
     measures = {**MEASURES, "own time": lambda sample: sample.seconds - provider_seconds[sample.seq]}
     for name, weigh in measures.items():
         whole = _middle(late, weigh) / _middle(early, weigh)
         same = compare_at_same_buffer(early, late, account, weigh)
-        show(talk.provider, f"{name}, late to early", f"{whole:.2f}, same buffer {same:.2f}")
-    show(talk.provider, "cpu", f"{_middle(early, MEASURES['cpu']) * 1000:.1f} ms early")
+        show(driver.provider, f"{name}, late to early", f"{whole:.2f}, same buffer {same:.2f}")
+    show(driver.provider, "cpu", f"{_middle(early, MEASURES['cpu']) * 1000:.1f} ms early")
 
 
 def _tokens(sample: Sample) -> float:
@@ -125,10 +125,12 @@ async def run(turns: int, names: Sequence[str], profile: str | None) -> None:
         profiler = cProfile.Profile()
         typical = turns // 2
         for name in names:
-            async with open_talk(settings, providers, direct, name, typical_exchange_count=typical) as talk:
+            async with open_long_conversation(
+                settings, providers, direct, name, typical_exchange_count=typical
+            ) as driver:
                 if profile is not None:
                     profiler.enable()
-                await measure(talk, turns, typical)
+                await measure(driver, turns, typical)
                 profiler.disable()
         if profile is not None:
             profiler.dump_stats(profile)

@@ -79,10 +79,10 @@ def _word(**more: str) -> bytes:
     return b"data: " + json.dumps(chunk).encode() + b"\r\n\r\n"
 
 
-async def serve_metronome(told: Connection, streams: int) -> None:
+async def serve_metronome(parent: Connection, streams: int) -> None:
     async with emulating(Metronome(streams)) as url:
-        told.send(Serving(pid=os.getpid(), url=url))
-        await asyncio.to_thread(told.poll, None)
+        parent.send(Serving(pid=os.getpid(), url=url))
+        await asyncio.to_thread(parent.poll, None)
 
 
 async def listen(
@@ -122,15 +122,15 @@ async def measure(strata: Serving, streams: int, per_second: float) -> None:
             conversation = await make("/v1/conversations", {"assistant_id": assistant["id"]})
             urls.append(f"{strata.url}/v1/conversations/{conversation['id']}/turns")
         cpu = strata.cpu_seconds()
-        heard = await asyncio.gather(
+        received = await asyncio.gather(
             *(listen(session, url, headers, number / per_second) for number, url in enumerate(urls))
         )
         cpu = strata.cpu_seconds() - cpu
-    firsts = [late[0] for _, late in heard]
-    later = [each for _, late in heard for each in late[1:]]
+    firsts = [late[0] for _, late in received]
+    later = [each for _, late in received for each in late[1:]]
     lines = [
         f"{streams} streams, {cpu:.1f} s of CPU in the server",
-        f"  request to first word: {_spread([first for first, _ in heard])}",
+        f"  request to first word: {_spread([first for first, _ in received])}",
         f"  first word sent to first word heard: {_spread(firsts)}",
         f"  any later word: {_spread(later)}",
     ]

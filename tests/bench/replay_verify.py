@@ -165,7 +165,9 @@ async def seeded(place: Path, turns: int) -> AsyncIterator[tuple[Database, Setti
 
 
 @asynccontextmanager
-async def talked(place: Path, provider: str, turns: int) -> AsyncIterator[tuple[Database, Settings, Sequence[str]]]:
+async def record_conversation(
+    place: Path, provider: str, turns: int
+) -> AsyncIterator[tuple[Database, Settings, Sequence[str]]]:
     async with AsyncExitStack() as stack:
         urls = {name: (await stack.enter_async_context(in_process(serve_emulator, name))).url for name in KEY_VARIABLES}
         settings = Settings(
@@ -178,9 +180,11 @@ async def talked(place: Path, provider: str, turns: int) -> AsyncIterator[tuple[
         environment = {keys[0]: "key" for keys in KEY_VARIABLES.values()}
         choice = ProviderChoice(provider=GEMINI, api_key="key")
         providers = await stack.enter_async_context(open_providers(settings, choice, environment))
-        async with open_talk(settings, providers, database, provider, typical_exchange_count=turns // 2) as talk:
-            await talk.go_on(turns)
-            yield database, settings, [talk.conversation_id]
+        async with open_long_conversation(
+            settings, providers, database, provider, typical_exchange_count=turns // 2
+        ) as driver:
+            await driver.go_on(turns)
+            yield database, settings, [driver.conversation_id]
 
 
 async def run(arguments: argparse.Namespace) -> None:
@@ -189,7 +193,7 @@ async def run(arguments: argparse.Namespace) -> None:
         os.chmod(made, 0o755)  # noqa: PTH101, S103
         place = arguments.data_dir or Path(made) / "data"
         if arguments.long:
-            opened = talked(place, arguments.provider, arguments.long)
+            opened = record_conversation(place, arguments.provider, arguments.long)
         else:
             opened = seeded(place, 0 if arguments.data_dir else arguments.turns)
         async with opened as (database, settings, ids):

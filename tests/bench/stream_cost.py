@@ -42,7 +42,7 @@ def serve(pieces: list[bytes], told: Connection) -> None:
 
     async def run() -> None:
         async with emulating(Replay(pieces=pieces, forgetful=True)) as url:
-            told.send(url)
+            parent.send(url)
             await asyncio.Event().wait()
 
     asyncio.run(run())
@@ -133,7 +133,7 @@ def main() -> None:
         server = context.Process(target=serve, args=(pieces, tells), daemon=True)
         server.start()
         servers.append(server)
-        urls.append(hears.recv())
+        urls.append(receiving.recv())
     try:
         asyncio.run(measure(*urls))
     finally:

@@ -1,5 +1,5 @@
-"""A real browser on the real server. In every test: no error in the console, nothing that the content security policy
-had to stop, and no request to another host.
+"""A real browser on the real server. Every test requires: no error in the console, nothing blocked by the content
+security policy, and no request to another host.
 """
 
 import shutil
@@ -34,33 +34,33 @@ FLAGS = (
     "--renderer-process-limit=1",
     "--disable-site-isolation-trials",
     "--disable-features=SpareRendererForSitePerProcess,BackForwardCache",
-    # Whatever it still wants to know elsewhere, there is nobody.
+    # Requests of the browser to other hosts find no server.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 PHONE: ViewportSize = {"width": 390, "height": 844}
 DESK: ViewportSize = {"width": 1280, "height": 800}
 
 
-# No slots: Playwright notes its listeners on the objects whose methods they are.
+# No slots: Playwright stores its listeners on the objects whose methods they are.
 @dataclass(kw_only=True)
 class Visit:
-    """Somebody at a browser of their own."""
+    """An operator with a separate browser."""
 
     server: StrataServer
     context: BrowserContext
     page: Page
     shots: Path | None
     troubles: list[str] = field(default_factory=list)
-    """What must not happen, and did."""
+    """Errors that must not occur, and did."""
     refusals: set[int] = field(default_factory=set)
     """Statuses that the test provokes: a browser reports each as an error in its console."""
 
     async def go(self, path: str) -> None:
-        """Opens a page and waits until its scripts have run."""
+        """Open a page and wait until its scripts have run."""
         await self.page.goto(f"{self.server.url}{path}", wait_until="load")
 
     async def log_in(self, key: str | None = None) -> None:
-        """Through the form, as people do."""
+        """Log in through the form."""
         await self.go("/admin/login")
         await self.page.get_by_label("Admin key").fill(self.server.admin_key if key is None else key)
         await self.page.get_by_role("button", name="Log in").click()
@@ -92,7 +92,7 @@ class Visit:
             self.troubles.append(f"console {message.type}: {message.text}")
 
     def note_request(self, request: Request) -> None:
-        """Anything but this server and what stands in the page itself is a stranger."""
+        """Record every request to anything but this server and data in the page itself."""
         parts = urlsplit(request.url)
         if parts.scheme != "data" and f"{parts.scheme}://{parts.netloc}" != self.server.url:
             self.troubles.append(f"request to {request.url}")

@@ -12,7 +12,7 @@ from server.postgres.engine import Database
 from tests.browser.conftest import Visit
 from tests.support.builders import definition
 from tests.support.emulators import EmulatedProviders
-from tests.support.http_driver import open_talk
+from tests.support.http_driver import open_api
 from tests.support.page_driver import audited
 
 ROLES = "You are {{ assistant.name }}, the concierge of {{ hotel }}.\nYou speak with guests.\nYou know the town."
@@ -81,9 +81,9 @@ async def test_versions_are_found_and_compared(visit: Visit) -> None:
 async def test_the_prompt_is_rendered_for_args_and_conversations(visit: Visit) -> None:
     visit.refusals |= {422}
     assistant_id = await make_versions(visit.server.program.store, visit.server.tenant.id)
-    async with open_talk(visit.server) as talk:
+    async with open_api(visit.server) as api:
         body = {"assistant_id": assistant_id, "args": {"hotel": "Grand Hotel Oslo", "vip": True}}
-        conversation = (await talk.expect(201, "POST", "/v1/conversations", body))["id"]
+        conversation = (await api.expect(201, "POST", "/v1/conversations", body))["id"]
     await visit.log_in()
     await visit.go(f"/admin/assistants/{assistant_id}")
     await visit.page.get_by_role("link", name="Render the prompt").click()
@@ -103,7 +103,7 @@ async def test_the_prompt_is_rendered_for_args_and_conversations(visit: Visit) -
     await visit.look("prompt")
 
 
-async def test_errors_are_seen_with_their_lines_before_anything_is_saved(visit: Visit) -> None:
+async def test_errors_are_shown_with_their_lines_before_anything_is_saved(visit: Visit) -> None:
     visit.refusals |= {422}
     store, tenant_id = visit.server.program.store, visit.server.tenant.id
     assistant_id = await make_versions(store, tenant_id)
@@ -132,7 +132,7 @@ async def test_errors_are_seen_with_their_lines_before_anything_is_saved(visit: 
     assert (await store.load_assistant(tenant_id, assistant_id)).version == 3
 
 
-async def test_what_holds_is_saved_as_a_version_that_conversations_begin_with(
+async def test_a_valid_assistant_is_saved_as_a_version_that_new_conversations_use(
     visit: Visit, database: Database, emulated: EmulatedProviders
 ) -> None:
     assistant_id = await make_versions(visit.server.program.store, visit.server.tenant.id)
@@ -155,16 +155,16 @@ async def test_what_holds_is_saved_as_a_version_that_conversations_begin_with(
     await expect(visit.page.locator("#difference")).to_contain_text("From version 3 to 4")
     assert ("assistant.save", "done", assistant_id) in await audited(database)
 
-    emulated.gemini.says(Reply(text="Good day."))
-    async with open_talk(visit.server) as talk:
+    emulated.gemini.queue_replies(Reply(text="Good day."))
+    async with open_api(visit.server) as api:
         body = {"assistant_id": assistant_id, "args": {"town": "Bergen"}}
-        made = await talk.expect(201, "POST", "/v1/conversations", body)
-        await talk.say(made["id"])
+        made = await api.expect(201, "POST", "/v1/conversations", body)
+        await api.say(made["id"])
     assert made["assistant_version"] == 4
     assert "You are Concierge in Bergen." in str(emulated.gemini.requests()[-1])
 
 
-async def test_what_somebody_saved_meanwhile_is_not_overwritten_and_nothing_is_lost(visit: Visit) -> None:
+async def test_a_concurrent_change_is_not_overwritten_and_nothing_is_lost(visit: Visit) -> None:
     visit.refusals |= {409}
     store, tenant_id = visit.server.program.store, visit.server.tenant.id
     assistant_id = await make_versions(store, tenant_id)
@@ -189,7 +189,7 @@ async def test_what_somebody_saved_meanwhile_is_not_overwritten_and_nothing_is_l
     assert newest != saved
 
 
-async def test_a_hostile_assistant_lies_harmlessly_on_every_page(visit: Visit) -> None:
+async def test_a_hostile_assistant_is_harmless_on_every_page(visit: Visit) -> None:
     store, tenant_id = visit.server.program.store, visit.server.tenant.id
     tool = Tool(name="get", description=HOSTILE, parameters={"type": "object", "properties": {HOSTILE: {}}})
     values: dict[str, Any] = {

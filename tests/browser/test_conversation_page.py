@@ -1,4 +1,4 @@
-"""One conversation in a browser: what was said, where it was cut, and a turn as it comes."""
+"""One conversation in a browser: its turns, its compactions, and a running turn."""
 
 import asyncio
 import re
@@ -15,7 +15,7 @@ from server.providers.choice import GEMINI
 from tests.browser.conftest import Visit
 from tests.support.builders import create_conversation, take_exchange
 from tests.support.compaction_driver import NARROW, build_compactor
-from tests.support.conversation_driver import Walk, asks, begin_walk, tells
+from tests.support.conversation_driver import ConversationDriver, start_driver, text_reply, tool_reply
 from tests.support.emulators import BOTH, EmulatedProviders, Stages
 from tests.support.fakes.compaction_observer import Observed
 from tests.support.turn_service_driver import user_task
@@ -23,31 +23,33 @@ from tests.support.turn_service_driver import user_task
 STORY = "The quick brown fox jumps over the lazy dog. " * 6
 
 
-async def walked(visit: Visit, emulated: EmulatedProviders) -> Walk:
-    """With tools, an image, a context that changes, a compaction, a failure and a call that was made again."""
+async def drive_conversation(visit: Visit, emulated: EmulatedProviders) -> ConversationDriver:
+    """Drive a conversation with tools, an image, a changing context, a compaction, a failure and a repeated call."""
     server = visit.server
-    walk = await begin_walk(server.program, server.tenant.id, emulated, GEMINI, settings=NARROW)
-    await walk.task(f"What do you see? {STORY}", tells("A dot. " + STORY), picture=True)
-    await walk.change(context={"todos": ["book a hotel", "pack"]}, metadata={"ticket": 4711})
-    await walk.task("How is Oslo?", asks("Oslo", "Bergen"), tells("Cold, both. " + STORY), args={"tone": "formal"})
+    driver = await start_driver(server.program, server.tenant.id, emulated, GEMINI, settings=NARROW)
+    await driver.task(f"What do you see? {STORY}", text_reply("A dot. " + STORY), picture=True)
+    await driver.change(context={"todos": ["book a hotel", "pack"]}, metadata={"ticket": 4711})
+    await driver.task(
+        "How is Oslo?", tool_reply("Oslo", "Bergen"), text_reply("Cold, both. " + STORY), args={"tone": "formal"}
+    )
     compactor = build_compactor(server.program, Observed())
-    await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
+    await compactor.compact(driver.tenant_id, driver.conversation_id, force=True)
     for name in BOTH:
-        emulated[name].fails(FaultKind.OVERLOADED)
-    await walk.task("Once more?", tells("Gladly."))
-    await walk.fail("Broken.", tells("One two three four five."), after_chunks=3)
-    return walk
+        emulated[name].inject_fault(FaultKind.OVERLOADED)
+    await driver.task("Once more?", text_reply("Gladly."))
+    await driver.fail("Broken.", text_reply("One two three four five."), after_chunks=3)
+    return driver
 
 
-async def test_a_conversation_is_read_from_its_head_to_its_last_turn(
+async def test_a_conversation_is_shown_from_its_head_to_its_last_turn(
     visit: Visit, database: Database, emulated: EmulatedProviders
 ) -> None:
-    walk = await walked(visit, emulated)
+    driver = await drive_conversation(visit, emulated)
     await index_all(database)
     page = visit.page
     await visit.log_in()
     await visit.go("/admin/conversations")
-    await page.get_by_role("link", name=walk.conversation_id).click()
+    await page.get_by_role("link", name=driver.conversation_id).click()
 
     turns = page.locator("#turns > .turn")
     await expect(turns).to_have_count(10)
@@ -70,7 +72,7 @@ async def test_a_conversation_is_read_from_its_head_to_its_last_turn(
     await expect(called.locator("details").filter(has_text="Context, changed here")).to_contain_text("book a hotel")
     await expect(results.locator(".tool-head").first).to_contain_text("get_weather")
     await expect(page.locator("#turn-3").get_by_text("Args of this turn")).to_be_visible()
-    # It is said once, where it changed.
+    # It is shown once, at the turn where it changed.
     await expect(page.locator("#turn-6").get_by_text("Context, changed here")).to_have_count(0)
 
     cut = page.locator("#turns > .cut")
@@ -84,14 +86,14 @@ async def test_a_conversation_is_read_from_its_head_to_its_last_turn(
     await expect(retried.locator(".calls li").first).to_contain_text("provider_overloaded")
     await expect(retried.locator(".calls li").first).to_contain_text("epoch 2: compacted")
     await expect(retried.get_by_role("link", name="Call 2")).to_have_attribute(
-        "href", f"/admin/conversations/{walk.conversation_id}/calls/8/2"
+        "href", f"/admin/conversations/{driver.conversation_id}/calls/8/2"
     )
     await expect(failed.locator(".notice")).to_contain_text("provider_disconnected The connection to the provider")
     await page.evaluate("scrollTo(0, 0)")
     await visit.look("conversation")
 
 
-async def test_a_long_conversation_is_turned_and_jumped_into(visit: Visit) -> None:
+async def test_a_long_conversation_has_pages_and_anchors(visit: Visit) -> None:
     server = visit.server
     walk_store, tenant_id = server.program.store, server.tenant.id
     conversation = await create_conversation(walk_store, tenant_id, identifier="long")
@@ -119,7 +121,7 @@ async def test_a_long_conversation_is_turned_and_jumped_into(visit: Visit) -> No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held(Latency):
-    """A model that says its next piece when it is let."""
+    """A model that sends its next piece when the test allows it."""
 
     gate: asyncio.Semaphore
 
@@ -127,27 +129,27 @@ class Held(Latency):
         await self.gate.acquire()
 
 
-async def test_a_running_turn_comes_in_live_and_is_shown_whole_when_it_has_ended(
+async def test_a_running_turn_is_shown_live_and_completely_after_its_end(
     visit: Visit, emulated: EmulatedProviders, stages: Stages
 ) -> None:
     server = visit.server
     service, tenant_id = server.program.turn_service, server.tenant.id
-    walk = await begin_walk(server.program, tenant_id, emulated, GEMINI)
-    await walk.task("Hello", tells("Hi."))
+    driver = await start_driver(server.program, tenant_id, emulated, GEMINI)
+    await driver.task("Hello", text_reply("Hi."))
     await visit.log_in()
     gate = asyncio.Semaphore(9)
     held = Held(first_chunk_seconds=0, seconds_per_chunk=0, gate=gate)
     stages.gemini[1].app = build_gemini_app(replace(emulated.gemini.state, latency=held))
     calls = (ToolCall(name="get_weather", arguments={"city": "<u>Oslo</u>"}),)
-    emulated.gemini.says(
+    emulated.gemini.queue_replies(
         Reply(
             thinking="Let me <b>see</b>.", text="It is <i>cold</i> and wet in all of Norway, I think.", tool_calls=calls
         )
     )
-    handle = await service.take_turn(tenant_id, user_task(walk.conversation_id, "And Oslo?"))
+    handle = await service.take_turn(tenant_id, user_task(driver.conversation_id, "And Oslo?"))
 
     page = visit.page
-    await visit.go(f"/admin/conversations/{walk.conversation_id}")
+    await visit.go(f"/admin/conversations/{driver.conversation_id}")
     await page.locator("#turn-2").get_by_text("Thinking").click()
     running = page.locator("#turn-4")
     await expect(running.locator(".badge.live").first).to_have_text("running")
@@ -166,5 +168,5 @@ async def test_a_running_turn_comes_in_live_and_is_shown_whole_when_it_has_ended
     await expect(page.locator(".badge.live")).to_have_count(0)
     await expect(page.get_by_role("link", name="Cancel the turn")).to_have_count(0)
     await expect(page.locator("#head")).to_contain_text("Waiting for the results of get_weather")
-    # What was unfolded is still so: the page was not loaded again.
+    # What was unfolded stays unfolded: the page was not loaded again.
     await expect(page.locator("#turn-2 details pre")).to_be_visible()

@@ -16,7 +16,7 @@ HOSTILE = "<img src=x onerror=alert(1)> \u202edlrow \u05e9\u05dc\u05d5\u05dd \x1
 
 
 async def fill(visit: Visit, database: Database, count: int) -> list[str]:
-    """Conversations that each say their number, the last of which failed."""
+    """Conversations whose text contains their number; the last one failed."""
     store, tenant_id = visit.server.program.store, visit.server.tenant.id
     made = []
     for number in range(count):
@@ -32,7 +32,7 @@ async def fill(visit: Visit, database: Database, count: int) -> list[str]:
     return made
 
 
-async def test_conversations_are_found_by_what_was_said_and_what_went_wrong(visit: Visit, database: Database) -> None:
+async def test_conversations_are_found_by_their_text_and_their_errors(visit: Visit, database: Database) -> None:
     made = await fill(visit, database, 3)
     await visit.log_in()
     pages = visit.page.get_by_role("navigation", name="Pages")
@@ -54,14 +54,14 @@ async def test_conversations_are_found_by_what_was_said_and_what_went_wrong(visi
     await visit.page.get_by_role("button", name="Search").click()
     await expect(rows).to_have_count(1)
     await expect(rows).to_contain_text(made[2])
-    # The address alone says all of it.
+    # The URL alone determines the list.
     await visit.page.reload()
     await expect(rows).to_have_count(1)
     await expect(visit.page.get_by_label("Error code")).to_have_value("provider_overloaded")
     await visit.look("conversations-filtered")
 
 
-async def test_pages_turn_with_script_and_without(visit: Visit, database: Database) -> None:
+async def test_paging_works_with_and_without_script(visit: Visit, database: Database) -> None:
     await fill(visit, database, 60)
     await visit.log_in()
     await visit.go("/admin/conversations")
@@ -91,7 +91,7 @@ async def test_pages_turn_with_script_and_without(visit: Visit, database: Databa
         await plain.close()
 
 
-async def test_a_hostile_conversation_lies_harmlessly_in_the_list(visit: Visit, database: Database) -> None:
+async def test_a_hostile_conversation_is_harmless_in_the_list(visit: Visit, database: Database) -> None:
     store, tenant_id = visit.server.program.store, visit.server.tenant.id
     conversation = await create_conversation(store, tenant_id, identifier=HOSTILE)
     accepted = await accept(store, tenant_id, user_input(conversation.id, HOSTILE))
@@ -105,7 +105,7 @@ async def test_a_hostile_conversation_lies_harmlessly_in_the_list(visit: Visit, 
     await visit.look("conversations-hostile")
 
 
-async def test_a_filter_that_cannot_be_used_is_named(visit: Visit) -> None:
+async def test_an_invalid_filter_is_named(visit: Visit) -> None:
     visit.refusals |= {422}
     await visit.log_in()
     await visit.go("/admin/conversations?tokens_from=many")

@@ -1,4 +1,4 @@
-"""The pages as people meet them: in a browser, with and without a mouse, by day and by night."""
+"""The layout of all pages in a browser: with and without a mouse, in the light and the dark theme."""
 
 import asyncio
 import re
@@ -10,7 +10,7 @@ from server.conversation.identifiers import API_KEY, new_id
 from tests.browser.conftest import Visit
 
 
-async def test_logging_in_opens_the_page_that_was_asked_for_and_logging_out_closes_it(visit: Visit) -> None:
+async def test_logging_in_opens_the_requested_page_and_logging_out_closes_it(visit: Visit) -> None:
     await visit.go("/admin/audit?action=login")
     await expect(visit.page).to_have_url(re.compile(r"/admin/login\?goal="))
     await visit.look("login")
@@ -26,7 +26,7 @@ async def test_logging_in_opens_the_page_that_was_asked_for_and_logging_out_clos
     assert await visit.context.cookies() == []
 
 
-async def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(visit: Visit) -> None:
+async def test_the_cookie_is_not_available_to_scripts_and_other_sites(visit: Visit) -> None:
     await visit.log_in()
     (cookie,) = await visit.context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"], cookie["secure"]) == (
@@ -39,7 +39,7 @@ async def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(visit: Visi
     assert visit.server.admin_key not in await visit.page.content()
 
 
-async def test_every_page_can_be_looked_at(visit: Visit) -> None:
+async def test_every_page_can_be_opened(visit: Visit) -> None:
     await visit.log_in()
     for name, path in (("start", "/admin"), ("keys", "/admin/keys"), ("audit", "/admin/audit")):
         await visit.go(path)
@@ -47,7 +47,7 @@ async def test_every_page_can_be_looked_at(visit: Visit) -> None:
         await visit.look(name)
 
 
-async def test_a_wrong_key_and_a_client_key_are_told_so(visit: Visit) -> None:
+async def test_a_wrong_key_and_a_client_key_are_refused_with_a_message(visit: Visit) -> None:
     visit.refusals |= {401, 403}
     await visit.log_in(issue_key_text(new_id(API_KEY)))
     await expect(visit.page.get_by_role("alert")).to_contain_text("not a valid admin key")
@@ -58,7 +58,7 @@ async def test_a_wrong_key_and_a_client_key_are_told_so(visit: Visit) -> None:
     assert await visit.context.cookies() == []
 
 
-async def test_a_key_is_revoked_after_a_second_thought(visit: Visit) -> None:
+async def test_a_key_is_revoked_after_a_confirmation(visit: Visit) -> None:
     name = "<script>alert(1)</script> \u202egnp.exe"
     key, _ = await visit.server.key_ring.create_key(
         tenant_id=visit.server.tenant.id, name=name, scopes=frozenset({Scope.CLIENT}), expires_at=None
@@ -91,7 +91,7 @@ async def test_the_log_is_filtered_without_loading_the_page_again(visit: Visit) 
     await visit.page.get_by_label("Action").select_option("login")
     await visit.page.get_by_label("Outcome").select_option("done")
     await visit.page.get_by_role("button", name="Filter").click()
-    # Fields that are empty stay out of the address.
+    # Empty fields are left out of the URL.
     await expect(visit.page).to_have_url(f"{visit.server.url}/admin/audit?action=login&outcome=done")
     await expect(visit.page.locator("#results tbody tr")).to_have_count(1)
     assert await visit.page.evaluate("window.loadedOnce")
@@ -102,7 +102,7 @@ async def test_the_log_is_filtered_without_loading_the_page_again(visit: Visit) 
     await expect(visit.page.locator("#results tbody tr")).to_have_count(1)
 
 
-async def test_htmx_brings_the_sessions_token_and_takes_no_other(visit: Visit) -> None:
+async def test_htmx_sends_the_token_of_the_session_and_no_other_is_accepted(visit: Visit) -> None:
     visit.refusals |= {403}
     await visit.log_in()
     await visit.go("/admin/audit")
@@ -123,7 +123,7 @@ async def test_htmx_brings_the_sessions_token_and_takes_no_other(visit: Visit) -
     await expect(visit.page.get_by_label("Admin key")).to_be_visible()
 
 
-async def test_a_session_that_ends_under_a_page_leads_to_the_login(visit: Visit) -> None:
+async def test_an_ended_session_leads_to_the_login(visit: Visit) -> None:
     visit.refusals |= {401}
     await visit.log_in()
     await visit.go("/admin/audit")
@@ -134,7 +134,7 @@ async def test_a_session_that_ends_under_a_page_leads_to_the_login(visit: Visit)
     assert await visit.context.cookies() == []
 
 
-async def test_everything_can_be_done_by_keyboard_in_the_order_of_the_page(visit: Visit) -> None:
+async def test_everything_can_be_reached_by_keyboard_in_the_order_of_the_page(visit: Visit) -> None:
     await visit.go("/admin/login")
     await expect(visit.page.get_by_label("Admin key")).to_be_focused()
     await visit.page.keyboard.type(visit.server.admin_key)
@@ -164,7 +164,7 @@ async def test_everything_can_be_done_by_keyboard_in_the_order_of_the_page(visit
     await expect(visit.page.locator("main")).to_be_focused()
 
 
-async def test_the_theme_is_kept_and_the_system_decides_until_then(visit: Visit) -> None:
+async def test_the_theme_is_stored_and_defaults_to_that_of_the_system(visit: Visit) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     await visit.page.emulate_media(color_scheme="dark")
     await visit.go("/admin/login")
@@ -185,7 +185,7 @@ async def test_the_theme_is_kept_and_the_system_decides_until_then(visit: Visit)
     assert await visit.page.evaluate(ground) == light
 
 
-async def test_a_link_of_another_site_leads_to_the_page(visit: Visit) -> None:
+async def test_a_link_from_another_site_opens_the_page(visit: Visit) -> None:
     await visit.log_in()
     await visit.page.goto("data:text/html,<a href='" + visit.server.url + "/admin/audit?action=login'>Look!</a>")
     await visit.page.get_by_role("link", name="Look!").click()
@@ -198,7 +198,7 @@ async def test_a_link_of_another_site_leads_to_the_page(visit: Visit) -> None:
     await expect(visit.page).to_have_url(f"{visit.server.url}/admin/login?goal=/admin/keys")
 
 
-async def test_an_unknown_page_is_a_page(visit: Visit) -> None:
+async def test_an_unknown_page_has_an_error_page(visit: Visit) -> None:
     visit.refusals |= {404}
     await visit.log_in()
     await visit.go("/admin/nowhere")
@@ -208,7 +208,7 @@ async def test_an_unknown_page_is_a_page(visit: Visit) -> None:
     await expect(visit.page.get_by_role("heading", name="Overview")).to_be_visible()
 
 
-async def test_what_must_not_happen_is_noticed(visit: Visit) -> None:
+async def test_forbidden_browser_events_are_detected(visit: Visit) -> None:
     await visit.go("/admin/login")
     await visit.page.evaluate(
         """() => {
@@ -219,9 +219,9 @@ async def test_what_must_not_happen_is_noticed(visit: Visit) -> None:
         }"""
     )
     signs = {"stopped by style-src-attr", "stopped by img-src", "stopped by script-src-elem", "error: oh", "script: no"}
-    # They come by the way of the browser's own messages, a moment later.
+    # They arrive as messages of the browser, a moment later.
     async with asyncio.timeout(10):
-        while not all(any(sign in trouble for trouble in visit.troubles) for sign in signs):  # noqa: ASYNC110  reason: a list tells nobody
+        while not all(any(sign in trouble for trouble in visit.troubles) for sign in signs):  # noqa: ASYNC110  reason: a list has no event to wait for
             await asyncio.sleep(0.02)
     await visit.page.goto("data:text/html,<title>elsewhere</title><img src='http://other.test/x.png'>")
     assert "request to http://other.test/x.png" in visit.troubles

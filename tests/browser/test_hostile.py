@@ -19,7 +19,7 @@ from server.postgres.inspection.search_index import index_all
 from server.providers.choice import GEMINI
 from tests.browser.conftest import DESK, Visit
 from tests.support.builders import accept, answer, call_end, call_start, user_input
-from tests.support.conversation_driver import begin_walk
+from tests.support.conversation_driver import start_driver
 from tests.support.emulators import MODELS, EmulatedProviders
 from tests.support.turn_service_driver import WEATHER
 
@@ -33,7 +33,7 @@ STRANGE = (
 )
 HOSTILE = f"{STRANGE} {MARKUP} "
 SAID = HOSTILE.replace("\ud83d", "")
-"""As a provider can say it: half a pair of surrogates has no place in UTF-8."""
+"""As a provider can send it: a lone surrogate cannot be encoded in UTF-8."""
 LINE = HOSTILE + "x" * 1_000_000
 PAGE_BYTES = 1_500_000
 
@@ -46,7 +46,7 @@ def deep(levels: int) -> Any:
 
 
 async def fill(program: Program, tenant_id: str, emulated: EmulatedProviders) -> str:
-    """A conversation that was really held, and then what no client and no provider would get through."""
+    """A conversation with real turns, and with rows that no client and no provider could produce."""
     changes: dict[str, Any] = {
         "name": HOSTILE,
         "description": HOSTILE,
@@ -55,10 +55,10 @@ async def fill(program: Program, tenant_id: str, emulated: EmulatedProviders) ->
         "tools": (WEATHER,),
         "settings": {},
     }
-    walk = await begin_walk(program, tenant_id, emulated, GEMINI, **changes)
+    driver = await start_driver(program, tenant_id, emulated, GEMINI, **changes)
     store = program.store
     draft = ConversationDraft(
-        assistant_id=walk.assistant_id,
+        assistant_id=driver.assistant_id,
         identifier=HOSTILE,
         source=HOSTILE,
         direction=HOSTILE,
@@ -67,16 +67,16 @@ async def fill(program: Program, tenant_id: str, emulated: EmulatedProviders) ->
         context={"todos": [deep(20), LINE]},
         metadata={HOSTILE: deep(40)},
     )
-    walk.conversation_id = (await store.create_conversation(tenant_id, draft)).id
+    driver.conversation_id = (await store.create_conversation(tenant_id, draft)).id
     calls = (ToolCall(name="get_weather", arguments={"city": SAID}),)
-    await walk.task(HOSTILE, Reply(thinking=SAID, text=SAID, tool_calls=calls), Reply(text=SAID), args={"x": LINE})
+    await driver.task(HOSTILE, Reply(thinking=SAID, text=SAID, tool_calls=calls), Reply(text=SAID), args={"x": LINE})
     bad_image = Blob(sha256=bytes(32), media_type="image/svg+xml", data=f"<svg>{MARKUP}</svg>".encode())
     image = ImageBlock(media_type="image/svg+xml", sha256=bytes(32).hex(), size_bytes=5)
     accepted = await accept(
         store,
         tenant_id,
         user_input(
-            walk.conversation_id, LINE, blocks=(TextBlock(text=LINE), image), blobs=(bad_image,), language=HOSTILE
+            driver.conversation_id, LINE, blocks=(TextBlock(text=LINE), image), blobs=(bad_image,), language=HOSTILE
         ),
     )
     blocks = (
@@ -99,14 +99,18 @@ async def fill(program: Program, tenant_id: str, emulated: EmulatedProviders) ->
     await store.finish_turn(accepted.lease, given)
     results = (ToolResultBlock(tool_call_id=HOSTILE + "0", output=deep(40), is_error=True),)
     response = user_input(
-        walk.conversation_id, kind=TurnKind.TOOL_RESPONSE, blocks=results, answers=(HOSTILE + "0",), body_hash=bytes(32)
+        driver.conversation_id,
+        kind=TurnKind.TOOL_RESPONSE,
+        blocks=results,
+        answers=(HOSTILE + "0",),
+        body_hash=bytes(32),
     )
     await store.finish_turn((await accept(store, tenant_id, response)).lease, answer(LINE))
     await index_all(program.database)
-    return walk.conversation_id
+    return driver.conversation_id
 
 
-async def test_a_hostile_conversation_is_shown_and_does_nothing(visit: Visit, emulated: EmulatedProviders) -> None:
+async def test_a_hostile_conversation_is_shown_and_has_no_effect(visit: Visit, emulated: EmulatedProviders) -> None:
     server, page = visit.server, visit.page
     conversation_id = await fill(server.program, server.tenant.id, emulated)
     page.on("dialog", lambda dialog: visit.troubles.append(f"dialog: {dialog.message}"))
@@ -136,7 +140,7 @@ async def test_a_hostile_conversation_is_shown_and_does_nothing(visit: Visit, em
         await page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
         await page.set_viewport_size(DESK)
-    # What is cut can be had whole, and is no page.
+    # Truncated content can be downloaded completely, and not as a page.
     await visit.go(at)
     async with page.expect_download() as waited:
         await page.locator("#turn-5").get_by_role("link", name="Download all").click()
@@ -151,7 +155,7 @@ async def test_a_hostile_conversation_is_shown_and_does_nothing(visit: Visit, em
         assert given.headers["content-disposition"].startswith("attachment")
         assert given.headers["x-content-type-options"] == "nosniff"
         assert "sandbox" in given.headers["content-security-policy"]
-    # An image of a kind that is not taken is not given either.
+    # An image of an unsupported type is not served either.
     for path in (f"/images/{bytes(32).hex()}", "/images/nonsense", "/turns/5/whole/99", "/whole/nonsense"):
         given = await ask.get(f"{server.url}{at}{path}")
         assert given.status == 404, path

@@ -1,4 +1,4 @@
-"""The overview, in a browser: alarms first, then numbers, charts and what stands out."""
+"""The overview in a browser: alarms first, then numbers, charts and outliers."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ MODELS = ("gemini-3.1-pro-preview", "claude-opus-4-8", "a-model-without-a-price"
 
 
 async def fill(visit: Visit, database: Database) -> list[str]:
-    """A day of calls of three models with a gap in it, and conversations in trouble."""
+    """A day of calls of three models with a gap in it, and conversations with problems."""
     store, tenant_id = visit.server.program.store, visit.server.tenant.id
     assistants = [await create_assistant(store, tenant_id, name=name) for name in ("helper", HOSTILE)]
     chance, now, made = random.Random(7), datetime.now(UTC), []  # noqa: S311  reason: no secret
@@ -73,7 +73,7 @@ IS_DRAWN_IN = """([measure, colour]) => {
 BY_DAY, BY_NIGHT = "rgb(15, 109, 101)", "rgb(79, 209, 192)"
 
 
-async def test_the_overview_shows_what_was_spent_and_what_is_wrong(visit: Visit, database: Database) -> None:
+async def test_the_overview_shows_costs_and_problems(visit: Visit, database: Database) -> None:
     made = await fill(visit, database)
     await visit.log_in()
     page = visit.page
@@ -89,14 +89,14 @@ async def test_the_overview_shows_what_was_spent_and_what_is_wrong(visit: Visit,
     await page.wait_for_function(IS_DRAWN_IN, arg=["tokens", BY_DAY])
     await page.emulate_media(color_scheme="light")
 
-    # The pointer reads the lines.
+    # The pointer selects values of the lines.
     plot = page.locator("[data-measure=cost]")
     await plot.scroll_into_view_if_needed()
     await plot.locator(".u-over").hover()
     await expect(plot.locator(".reading")).to_contain_text("claude-opus-4-8")
     await expect(page.locator(".reading:visible")).to_have_count(1)
 
-    # The same numbers as a table; where there was no call, latency is no zero.
+    # The same numbers as a table; without a call the latency is empty, not zero.
     latency = page.locator("figure").filter(has_text="Latency, median")
     await latency.get_by_text("As a table").click()
     rows = latency.locator("tbody tr")
@@ -118,7 +118,7 @@ async def test_the_overview_shows_what_was_spent_and_what_is_wrong(visit: Visit,
     await expect(page.locator("#results tbody tr")).to_have_count(6)
 
 
-async def test_names_of_assistants_are_text_wherever_they_stand(visit: Visit, database: Database) -> None:
+async def test_names_of_assistants_are_text_everywhere(visit: Visit, database: Database) -> None:
     await fill(visit, database)
     await visit.log_in()
     page = visit.page
@@ -134,7 +134,7 @@ async def test_names_of_assistants_are_text_wherever_they_stand(visit: Visit, da
     await visit.look("overview-by-assistant")
 
 
-async def test_an_empty_overview_says_what_to_do_and_a_wrong_time_is_named(visit: Visit) -> None:
+async def test_an_empty_overview_has_a_hint_and_an_invalid_time_is_named(visit: Visit) -> None:
     visit.refusals |= {422}
     await visit.log_in()
     await expect(visit.page.get_by_role("heading", name="No calls in this period")).to_be_visible()

@@ -1,4 +1,4 @@
-"""Replays in a browser: asked for with an estimate, watched, compared side by side, taken away."""
+"""Replays in a browser: created with an estimate, watched, compared side by side, deleted."""
 
 from playwright.async_api import expect
 
@@ -8,7 +8,7 @@ from server.emulator.reply import Reply
 from server.providers.choice import ANTHROPIC, GEMINI
 from server.replay.rerun.source import list_turns
 from tests.browser.conftest import Visit
-from tests.support.conversation_driver import asks, begin_walk, tells
+from tests.support.conversation_driver import start_driver, text_reply, tool_reply
 from tests.support.emulators import MODELS, EmulatedProviders
 from tests.support.replay_driver import arm_again
 
@@ -16,21 +16,23 @@ HOSTILE = "It is <img src=x onerror=alert(1)> \u202ewarm in Bergen, and the sun 
 
 
 async def record(visit: Visit, emulated: EmulatedProviders) -> str:
-    """A conversation of three answers, whose providers will say something else next time."""
+    """A conversation of three answers, whose providers will answer differently next time."""
     server = visit.server
-    walk = await begin_walk(server.program, server.tenant.id, emulated, GEMINI)
-    await walk.task("How is the weather in <b>Oslo</b>?", asks("Oslo"), tells("It is cold in Oslo, and it snows."))
-    await walk.task("And tomorrow?", tells("The same."))
-    turns = await list_turns(server.program.store, server.tenant.id, walk.conversation_id)
+    driver = await start_driver(server.program, server.tenant.id, emulated, GEMINI)
+    await driver.task(
+        "How is the weather in <b>Oslo</b>?", tool_reply("Oslo"), text_reply("It is cold in Oslo, and it snows.")
+    )
+    await driver.task("And tomorrow?", text_reply("The same."))
+    turns = await list_turns(server.program.store, server.tenant.id, driver.conversation_id)
     answers = [turn for turn in turns if isinstance(turn, ModelResponseTurn)]
     assert any(isinstance(block, ToolCallBlock) for block in answers[0].blocks)
-    arm_again(emulated, turns, {answers[0].seq: asks("Bergen"), answers[1].seq: Reply(text=HOSTILE)})
-    emulated[ANTHROPIC].says(*(Reply(text='{"score": 0.25, "reason": "<b>Warm</b>?"}') for _ in answers))
-    return walk.conversation_id
+    arm_again(emulated, turns, {answers[0].seq: tool_reply("Bergen"), answers[1].seq: Reply(text=HOSTILE)})
+    emulated[ANTHROPIC].queue_replies(*(Reply(text='{"score": 0.25, "reason": "<b>Warm</b>?"}') for _ in answers))
+    return driver.conversation_id
 
 
 async def start(visit: Visit, conversation_id: str) -> str:
-    """Through the form, as people do. The replay's id."""
+    """Create a replay through the form. Returns its id."""
     page = visit.page
     await visit.go("/admin/replays")
     await expect(page.get_by_text("There are no replays yet.")).to_be_visible()
@@ -56,7 +58,7 @@ async def start(visit: Visit, conversation_id: str) -> str:
     return page.url.rpartition("/")[2]
 
 
-async def test_a_replay_is_estimated_started_watched_and_read(visit: Visit, emulated: EmulatedProviders) -> None:
+async def test_a_replay_is_estimated_started_watched_and_compared(visit: Visit, emulated: EmulatedProviders) -> None:
     conversation_id = await record(visit, emulated)
     page = visit.page
     visit.refusals |= {422}
@@ -66,7 +68,7 @@ async def test_a_replay_is_estimated_started_watched_and_read(visit: Visit, emul
     await expect(page.locator("#progress")).to_contain_text("stopped by budget")
     await give_more(visit)
     await visit.server.program.replays.items.run_all(replay_id)
-    # Nobody presses anything: the page asks by itself, and stops asking when there is nothing to wait for.
+    # Without any action of the operator: the page polls, and stops when there is nothing to wait for.
     await expect(page.locator("#progress")).to_contain_text("1 of 1 items ended")
     await expect(page.locator("#progress[hx-get]")).to_have_count(0)
 
@@ -100,7 +102,7 @@ async def test_a_replay_is_estimated_started_watched_and_read(visit: Visit, emul
 
 
 async def give_more(visit: Visit) -> None:
-    """What the budget has stopped goes on with a larger one; one that is spent already is refused."""
+    """A replay stopped by its budget continues with a larger one; one that is already spent is refused."""
     page = visit.page
     await page.get_by_role("link", name="Continue").click()
     await page.get_by_label("Budget (tokens)").fill("0.5")
@@ -114,7 +116,7 @@ async def give_more(visit: Visit) -> None:
 
 
 async def look_at_items(visit: Visit) -> None:
-    """All of them with what came out, those of one state, and back."""
+    """All items with their outcome, those of one state, and back."""
     page = visit.page
     report = page.url
     await page.get_by_role("link", name="All items").click()
@@ -134,7 +136,7 @@ async def look_at_items(visit: Visit) -> None:
 
 
 async def look_at_calls(visit: Visit) -> None:
-    """From an answer to the call that gave it, and to the judge's, as for any other call."""
+    """From an answer to its call, and to that of the judge, as for any other call."""
     page = visit.page
     await page.locator("article:target").get_by_role("link", name="Candidate's call").click()
     await expect(page.locator("#proof")).to_contain_text("Proven")
@@ -150,13 +152,13 @@ async def look_at_calls(visit: Visit) -> None:
     await page.locator("article:target").get_by_role("link", name="Judge's call").click()
     await expect(page.locator("#proof")).to_contain_text("Proven")
     await expect(page.locator("#answer")).to_contain_text("Warm")
-    # What it was shown is the very answer that it was asked about.
+    # The judge was shown exactly this answer.
     await expect(page.locator("main")).to_contain_text("the sun shines")
     await page.go_back()
 
 
 async def delete(visit: Visit, replay_id: str) -> None:
-    """It asks first, and then there is none."""
+    """The page asks for confirmation, and then the replay is gone."""
     await visit.go(f"/admin/replays/{replay_id}/delete")
     await visit.page.get_by_role("button", name="Delete replay").click()
     await expect(visit.page.get_by_role("status")).to_contain_text("The replay and its results were deleted")

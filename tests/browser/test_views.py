@@ -1,4 +1,4 @@
-"""Saved views of the list of conversations, and the list's address, in a browser."""
+"""Saved views of the list of conversations, and the URL of the list, in a browser."""
 
 from playwright.async_api import expect
 
@@ -24,7 +24,7 @@ async def test_filters_are_saved_by_name_and_opened_again(visit: Visit, database
     await page.get_by_label("Error code").fill("provider_overloaded")
     await page.get_by_role("button", name="Search").click()
     await expect(rows).to_have_count(1)
-    # The fields that are empty stay out of the address.
+    # Empty fields are left out of the URL.
     filtered = f"{visit.server.url}/admin/conversations?error_code=provider_overloaded&active_within=7d"
     await expect(page).to_have_url(filtered)
 
@@ -50,7 +50,7 @@ async def test_filters_are_saved_by_name_and_opened_again(visit: Visit, database
     await expect(rows).to_contain_text(made[2])
 
 
-async def test_views_are_renamed_and_deleted_after_a_second_thought(visit: Visit, database: Database) -> None:
+async def test_views_are_renamed_and_deleted_after_a_confirmation(visit: Visit, database: Database) -> None:
     await PostgresSavedViews(database).save_view(visit.server.tenant.id, HOSTILE, {"state": "failed"}, OPERATOR)
     await visit.log_in()
     page = visit.page
@@ -69,7 +69,7 @@ async def test_views_are_renamed_and_deleted_after_a_second_thought(visit: Visit
     assert [action for action, _, _ in await audited(database)][-2:] == ["view.rename", "view.delete"]
 
 
-async def test_the_address_is_cleaned_without_script_too_and_a_lost_operator_finds_back(visit: Visit) -> None:
+async def test_the_url_is_cleaned_without_script_too_and_an_invalid_one_links_to_the_list(visit: Visit) -> None:
     visit.refusals |= {404}
     await visit.log_in()
     await visit.go("/admin/conversations?text=&state=failed&model=&cursor=")

@@ -1,4 +1,4 @@
-"""The store's contract for accepting turns and for waiting to be accepted, see `store_contract`."""
+"""The contract of the store for accepting turns and for waiting to be accepted; see `store_contract`."""
 
 import asyncio
 import hashlib
@@ -42,7 +42,7 @@ EMOJI_10_MB = "😀" * 2_500_000
 
 
 class AcceptContract:
-    async def test_an_accepted_turn_is_durable_and_holds_the_conversation(self, store: Store, tenant: Tenant) -> None:
+    async def test_an_accepted_turn_is_durable_and_locks_the_conversation(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         turn = user_input(conversation.id, "Hello", language="nb", args={"b": 1, "a": NASTY})
         accepted = await accept(store, tenant.id, turn)
@@ -69,7 +69,7 @@ class AcceptContract:
         assert native.dialect == STRATA_DIALECT
         assert decode_blocks(native.data) == (TextBlock(text=text),)
 
-    async def test_tool_results_and_unknown_blocks_come_back_as_they_were(self, store: Store, tenant: Tenant) -> None:
+    async def test_tool_results_and_unknown_blocks_come_back_unchanged(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         await take_exchange(store, tenant.id, conversation.id, calls=[NASTY])
         output = {"z": [1, 2.5, -0.0, 1e300, 12345678901234567890, None, True, NASTY], "a": {"": []}}
@@ -92,13 +92,13 @@ class AcceptContract:
         await store.finish_turn(first.lease, answer())
         assert (await accept(store, tenant.id, user_input(conversation.id, "Second"))).seq == 3
 
-    async def test_a_lease_whose_time_is_over_is_not_taken_by_accepting(self, store: Store, tenant: Tenant) -> None:
+    async def test_accepting_does_not_take_over_an_expired_lease(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         await accept(store, tenant.id, user_input(conversation.id, lease_seconds=-1))
         with pytest.raises(ConversationBusy):
             await store.accept_turn(tenant.id, user_input(conversation.id))
 
-    async def test_sending_the_same_acceptance_again_changes_nothing(self, store: Store, tenant: Tenant) -> None:
+    async def test_repeating_the_same_acceptance_changes_nothing(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         for turn in (user_input(conversation.id), user_input(conversation.id, idempotency_key="k")):
             first = await accept(store, tenant.id, turn)
@@ -116,7 +116,7 @@ class AcceptContract:
         await store.finish_turn(first.lease, answer())
         for _ in range(3):
             await take_exchange(store, tenant.id, conversation.id)
-        # A duplicate is seen before anything else is held against the request.
+        # A duplicate is detected before any other check.
         late = replace(again, expected_revision=77)
         assert await store.accept_turn(tenant.id, late) == Duplicate(seq=1, answer_seq=2, running=False)
         assert (await store.load_conversation(tenant.id, conversation.id)).next_seq == 9
@@ -127,12 +127,12 @@ class AcceptContract:
         with pytest.raises(IdempotencyKeyReused):
             await store.accept_turn(tenant.id, user_input(conversation.id, "Two", idempotency_key="k"))
 
-    async def test_a_key_belongs_to_its_conversation(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_key_is_valid_for_its_conversation_only(self, store: Store, tenant: Tenant) -> None:
         for _ in range(2):
             conversation = await create_conversation(store, tenant.id)
             assert (await accept(store, tenant.id, user_input(conversation.id, idempotency_key="k"))).seq == 1
 
-    async def test_a_retry_that_announces_itself_is_recognised_by_its_body(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_declared_retry_is_recognised_by_its_body(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         await take_exchange(store, tenant.id, conversation.id, "Hello")
         retry = user_input(conversation.id, "Hello", announces_retry=True)
@@ -140,10 +140,10 @@ class AcceptContract:
         other = user_input(conversation.id, "Something else", announces_retry=True)
         accepted = await accept(store, tenant.id, other)
         await store.finish_turn(accepted.lease, answer())
-        # Saying the same thing twice is nobody's retry.
+        # Sending the same text twice is not a retry.
         assert (await accept(store, tenant.id, user_input(conversation.id, "Something else"))).seq == 5
 
-    async def test_a_duplicate_is_found_without_sending_it(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_duplicate_is_found_without_accepting(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         keyed = user_input(conversation.id, "Hello", idempotency_key=NASTY)
         retry = user_input(conversation.id, "Hello", announces_retry=True)
@@ -169,7 +169,9 @@ class AcceptContract:
         assert len((await store.list_turns(tenant.id, conversation.id)).items) == 2
         assert (await accept(store, tenant.id, user_input(conversation.id, expected_revision=2))).revision == 3
 
-    async def test_tool_results_are_taken_in_any_order_when_all_are_there(self, store: Store, tenant: Tenant) -> None:
+    async def test_tool_results_are_accepted_in_any_order_if_they_are_complete(
+        self, store: Store, tenant: Tenant
+    ) -> None:
         conversation = await create_conversation(store, tenant.id)
         await take_exchange(store, tenant.id, conversation.id, calls=["a", "b", "c"])
         waiting = await store.load_conversation(tenant.id, conversation.id)
@@ -188,7 +190,7 @@ class AcceptContract:
             ([], "all_calls_answered", ["a", "b"], None),
         ],
     )
-    async def test_results_that_do_not_fit_are_refused_with_the_ids(
+    async def test_results_that_do_not_match_are_refused_with_the_ids(
         self,
         store: Store,
         tenant: Tenant,
@@ -212,7 +214,7 @@ class AcceptContract:
                 await store.accept_turn(tenant.id, tool_response(conversation.id, answers))
             assert caught.value.details["rule"] == "no_orphan_response"
 
-    async def test_a_user_task_waits_for_results_unless_it_gives_the_calls_up(
+    async def test_a_user_task_requires_results_unless_it_abandons_the_calls(
         self, store: Store, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -251,7 +253,7 @@ async def draw(
 
 
 class QueueContract:
-    async def test_tickets_are_called_in_their_order(self, store: Store, tenant: Tenant) -> None:
+    async def test_tickets_are_served_in_order(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         running = await accept(store, tenant.id, user_input(conversation.id))
         tickets = [await draw(store, tenant, conversation) for _ in range(3)]
@@ -262,10 +264,10 @@ class QueueContract:
                     await store.accept_turn(tenant.id, user_input(conversation.id, ticket=later))
             accepted = await accept(store, tenant.id, user_input(conversation.id, ticket=ticket))
             await store.finish_turn(accepted.lease, answer())
-        # Nobody waits any more.
+        # The queue is empty.
         assert (await accept(store, tenant.id, user_input(conversation.id))).seq == 9
 
-    async def test_a_ticket_does_not_open_a_conversation_that_runs(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_ticket_does_not_unlock_a_running_conversation(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         await accept(store, tenant.id, user_input(conversation.id))
         ticket = await draw(store, tenant, conversation)
@@ -273,7 +275,7 @@ class QueueContract:
             await store.accept_turn(tenant.id, user_input(conversation.id, ticket=ticket))
         assert caught.value.details == {"running_seq": 2}
 
-    async def test_a_turn_that_is_refused_keeps_its_ticket(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_refused_turn_keeps_its_ticket(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         ticket = await draw(store, tenant, conversation)
         with pytest.raises(RevisionMismatch):
@@ -282,7 +284,7 @@ class QueueContract:
             await store.accept_turn(tenant.id, user_input(conversation.id))
         assert await store.renew_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
 
-    async def test_a_duplicate_is_recognised_whoever_waits(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_duplicate_is_recognised_in_any_queue(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id, idempotency_key="k"))
         await store.finish_turn(accepted.lease, answer())
@@ -290,7 +292,7 @@ class QueueContract:
         again = user_input(conversation.id, idempotency_key="k")
         assert await store.accept_turn(tenant.id, again) == Duplicate(seq=1, answer_seq=2, running=False)
 
-    async def test_whoever_goes_first_goes_before_all_others_the_newest_before_the_rest(
+    async def test_priority_tickets_are_served_first_and_the_newest_of_them_before_the_others(
         self, store: Store, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -305,7 +307,7 @@ class QueueContract:
             accepted = await accept(store, tenant.id, user_input(conversation.id, ticket=ticket))
             await store.finish_turn(accepted.lease, answer())
 
-    async def test_a_lapsed_ticket_holds_nobody_up_and_is_cleared_away(self, store: Store, tenant: Tenant) -> None:
+    async def test_an_expired_ticket_blocks_no_other_and_is_removed(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         lapsed = await draw(store, tenant, conversation, seconds=0)
         assert await store.renew_ticket(conversation.id, lapsed, seconds=0)
@@ -314,14 +316,14 @@ class QueueContract:
         await draw(store, tenant, conversation, seconds=0)
         assert not await store.renew_ticket(conversation.id, lapsed, seconds=LEASE_SECONDS)
 
-    async def test_a_ticket_that_is_kept_does_not_lapse(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_renewed_ticket_does_not_expire(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         ticket = await draw(store, tenant, conversation, seconds=0)
         assert await store.renew_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
         with pytest.raises(ConversationBusy):
             await store.accept_turn(tenant.id, user_input(conversation.id))
 
-    async def test_a_ticket_that_was_given_back_holds_nobody_up(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_returned_ticket_blocks_no_other(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         ticket = await draw(store, tenant, conversation)
         for _ in range(2):
@@ -329,7 +331,7 @@ class QueueContract:
         assert not await store.renew_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
         await accept(store, tenant.id, user_input(conversation.id))
 
-    async def test_a_queue_has_a_limit_that_counts_those_who_still_wait(self, store: Store, tenant: Tenant) -> None:
+    async def test_the_limit_of_a_queue_counts_only_valid_tickets(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         await draw(store, tenant, conversation, seconds=0)
         tickets = [
@@ -345,7 +347,7 @@ class QueueContract:
         with pytest.raises(QueueFull):
             await store.enter_queue(tenant.id, conversation.id, limit=0, seconds=LEASE_SECONDS)
 
-    async def test_the_limit_holds_however_many_come_at_once(self, store: Store, tenant: Tenant) -> None:
+    async def test_the_limit_holds_under_concurrency(self, store: Store, tenant: Tenant) -> None:
         for _ in range(5):
             conversation = await create_conversation(store, tenant.id)
             drawn = await asyncio.gather(
@@ -355,7 +357,7 @@ class QueueContract:
             tickets = {ticket for ticket in drawn if isinstance(ticket, int)}
             assert (len(tickets), sum(isinstance(refusal, QueueFull) for refusal in drawn)) == (3, 5)
 
-    async def test_queues_of_two_conversations_know_nothing_of_each_other(self, store: Store, tenant: Tenant) -> None:
+    async def test_queues_of_two_conversations_are_independent(self, store: Store, tenant: Tenant) -> None:
         one, other = [await create_conversation(store, tenant.id) for _ in range(2)]
         ticket = await draw(store, tenant, one)
         await accept(store, tenant.id, user_input(other.id))

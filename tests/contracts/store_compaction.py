@@ -1,4 +1,4 @@
-"""What a store promises about history: epochs with segments, what a compaction reads, and calls of no turn."""
+"""The contract of the store for history: epochs with segments, the input of a compaction, and background calls."""
 
 import asyncio
 import hashlib
@@ -41,7 +41,7 @@ def piece(position: int, *, generation: int = 0, **changes: Any) -> Segment:
 
 
 def opened(number: int, data: bytes, *, start_seq: int = 1, buffer_start_seq: int = 5) -> Epoch:
-    """An epoch that begins with a signed block."""
+    """An epoch that begins with a signed summary."""
     signed_summary = SignedSummary(
         data=data,
         start_seq=start_seq,
@@ -59,7 +59,7 @@ def opened(number: int, data: bytes, *, start_seq: int = 1, buffer_start_seq: in
 
 
 async def compacted(store: Store, tenant: Tenant, pieces: int, exchanges: int = 5) -> str:
-    """A conversation whose history has so many pieces, an exchange each."""
+    """A conversation whose history has a number of segments, an exchange each."""
     conversation = await create_conversation(store, tenant.id)
     await store.begin_epoch(tenant.id, conversation.id, epoch(1))
     for number in range(exchanges):
@@ -90,7 +90,7 @@ class CompactionContract:
         assert (reply.kind, reply.output_tokens) == (TurnKind.MODEL_RESPONSE, 2)
         assert all(turn.created_at is not None for turn in history.source.buffered)
 
-    async def test_history_without_texts_where_they_are_held(self, store: Store, tenant: Tenant) -> None:
+    async def test_history_is_loaded_without_texts_that_are_cached(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 2)
         history = await store.load_history(tenant.id, conversation_id, cached_static_hashes=[b"static 1"])
         assert history.source.static_text is None
@@ -101,7 +101,7 @@ class CompactionContract:
         await accept(store, tenant.id, user_input(conversation.id, blobs=(picture(b"image"),)))
         history = await store.load_history(tenant.id, conversation.id)
         assert (history.source.epoch, history.segments) == (None, ())
-        # Nobody looks at images here.
+        # Images are not loaded here.
         assert history.source.blobs == {}
         assert [turn.seq for turn in history.source.buffered] == [1]
 
@@ -114,7 +114,7 @@ class CompactionContract:
         assert history.source.assistant.version == 1
         assert history.source.assistant.definition.tools != ()
 
-    async def test_a_segment_that_was_undone_closes_its_generation(self, store: Store, tenant: Tenant) -> None:
+    async def test_an_undone_segment_closes_its_generation(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 2)
         undone = epoch(4, reason=EpochReason.COMPACTION_UNDONE, segment_count=1, buffer_start_seq=3)
         await store.begin_epoch(tenant.id, conversation_id, undone)
@@ -135,10 +135,10 @@ class CompactionContract:
         assert history.segments == (piece(0, generation=1), other)
         assert (history.newest_generation, history.can_append_segment) == (1, True)
         assert history.source.static_text == f"You help.{piece(0).text}Otherwise.\n"
-        # The old generation is as it was.
+        # The old generation is unchanged.
         assert await store.load_segments(tenant.id, conversation_id, 0, 5) == [piece(0), piece(1)]
 
-    async def test_a_summary_takes_the_place_of_the_oldest(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_summary_replaces_the_oldest_segments(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 4)
         summary = piece(0, generation=1, last_seq=6, summarises=(0, 3), text="In short.\n")
         copies = CopiedSegments(generation=0, from_position=3, count=1, to_position=1)
@@ -160,7 +160,7 @@ class CompactionContract:
             await store.begin_epoch(tenant.id, conversation_id, late, segment=piece(1, generation=1), copies=copies)
         assert await store.load_segments(tenant.id, conversation_id, 1, 5) == []
 
-    async def test_of_concurrent_compactions_one_counts(self, store: Store, tenant: Tenant) -> None:
+    async def test_only_one_of_concurrent_compactions_takes_effect(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 1)
 
         async def compact(number: int) -> None:
@@ -178,7 +178,7 @@ class CompactionContract:
         history = await store.load_history(tenant.id, conversation_id)
         assert [segment.text for segment in history.segments[1:]] == [f"{outcomes.index(None)}\n"]
 
-    async def test_an_signed_summary_comes_back_as_it_went_in(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_signed_summary_comes_back_unchanged(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 1)
         signed = opened(3, b'{"n":1.0}\x00\xff', start_seq=3, buffer_start_seq=5)
         await store.begin_epoch(tenant.id, conversation_id, signed)
@@ -203,7 +203,7 @@ class CompactionContract:
         with pytest.raises(EpochMoved):
             await store.begin_epoch(tenant.id, conversation_id, opened(2, b"two"))
 
-    async def test_the_epoch_before_an_signed_summary_is_found(self, store: Store, tenant: Tenant) -> None:
+    async def test_the_epoch_before_a_signed_summary_is_found(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 0)
         undone = epoch(4, reason=EpochReason.COMPACTION_UNDONE)
         again = opened(5, b"one", buffer_start_seq=7)
@@ -215,7 +215,7 @@ class CompactionContract:
         with pytest.raises(ConversationNotFound):
             await store.find_epoch_before(tenant.id, "conv_00000000000000000000000000", b"one")
 
-    async def test_turns_are_loaded_from_one_to_the_other(self, store: Store, tenant: Tenant) -> None:
+    async def test_turns_are_loaded_by_range(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 0, exchanges=3)
         turns = await store.load_turns(tenant.id, conversation_id, 2, 5)
         assert [turn.seq for turn in turns] == [2, 3, 4, 5]
@@ -235,7 +235,7 @@ class CompactionContract:
         with pytest.raises(CursorInvalid):
             await store.list_epochs(tenant.id, conversation_id, cursor="rubbish")
 
-    async def test_a_call_of_no_turn_is_kept_and_completed(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_background_call_is_stored_and_completed(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 1)
         begun = Call(turn_seq=-2, start=call_start(epoch=2), end=None)
         assert await store.record_call(tenant.id, conversation_id, begun)
@@ -246,14 +246,14 @@ class CompactionContract:
         second = replace(ended, start=call_start(epoch=2, attempt=2))
         assert await store.record_call(tenant.id, conversation_id, second)
         assert await store.list_calls(tenant.id, conversation_id, -2) == [ended, second]
-        # It is in nobody's way: the next payload looks back at the newest call of a turn.
+        # It does not interfere: the next payload refers to the newest call of a turn.
         source = await store.load_payload_source(tenant.id, conversation_id)
         assert source.previous_key == (8, 1)
         report = await store.erase_conversation(tenant.id, conversation_id)
         assert report.rows["calls"] == 7
 
-    async def test_the_number_of_a_call_of_no_turn_is_its_own(self, store: Store, tenant: Tenant) -> None:
-        """Two processes that ask at the same time are both paid for, and neither may hide the other."""
+    async def test_a_background_call_has_a_unique_number(self, store: Store, tenant: Tenant) -> None:
+        """Two processes that call at the same time are both billed, and neither call may hide the other."""
         conversation_id = await compacted(store, tenant, 1)
         starts = [call_start(epoch=2, request_hash=bytes([number]) * 32) for number in range(4)]
         calls = [Call(turn_seq=-2, start=start, end=None) for start in starts]
@@ -265,7 +265,7 @@ class CompactionContract:
             assert await store.record_call(tenant.id, conversation_id, ended) == (call is winner)
         assert await store.list_calls(tenant.id, conversation_id, -2) == [replace(winner, end=end)]
 
-    async def test_a_call_of_no_turn_is_found_with_what_it_was_made_of(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_background_call_is_loaded_with_its_sources(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 2)
         notes = {1: {"kind": "summary"}, 2: {"kind": "signed_compaction", "last_seq": 6}}
         for attempt, note in notes.items():
@@ -273,7 +273,7 @@ class CompactionContract:
             await store.record_call(tenant.id, conversation_id, Call(turn_seq=-2, start=start, end=None))
         found = [await store.load_rebuild_source(tenant.id, conversation_id, -2, attempt) for attempt in notes]
         assert [tuple(rebuilt.call.start.warnings) for rebuilt in found] == [(note,) for note in notes.values()]
-        # The epoch that it was made in, though another one has begun since.
+        # The epoch of the call, although another one has begun since.
         assert {rebuilt.source.epoch.number for rebuilt in found if rebuilt.source.epoch is not None} == {2}
         assert found[0].source.static_text == "You help." + piece(0).text
         assert [turn.seq for turn in found[0].source.buffered] == []
@@ -281,7 +281,7 @@ class CompactionContract:
         with pytest.raises(CallNotFound):
             await store.load_rebuild_source(tenant.id, conversation_id, -3, 1)
 
-    async def test_the_template_of_a_question_is_archived(self, store: Store, tenant: Tenant) -> None:
+    async def test_the_template_of_a_background_call_is_archived(self, store: Store, tenant: Tenant) -> None:
         conversation_id = await compacted(store, tenant, 1)
         source = "Sum it up, né?"
         call = Call(turn_seq=-2, start=call_start(epoch=2), end=None)
@@ -289,7 +289,9 @@ class CompactionContract:
             assert await store.record_call(tenant.id, conversation_id, call, template_source=source)
         assert await store.load_template(hashlib.sha256(source.encode()).digest()) == source
 
-    async def test_history_is_its_tenants_alone(self, store: Store, tenant: Tenant, other_tenant: Tenant) -> None:
+    async def test_history_is_visible_to_its_tenant_only(
+        self, store: Store, tenant: Tenant, other_tenant: Tenant
+    ) -> None:
         conversation_id = await compacted(store, tenant, 1)
         for asked in (
             store.load_history(other_tenant.id, conversation_id),

@@ -1,4 +1,4 @@
-"""The contract of the store port: whoever implements `server.conversation.store.Store` passes this."""
+"""The contract of the store port: every implementation of `server.conversation.store.Store` passes it."""
 
 import pytest
 
@@ -28,4 +28,4 @@ class StoreContract(
     EraseContract,
     CompactionContract,
 ):
-    """All of it."""
+    """The whole contract."""

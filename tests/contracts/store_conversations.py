@@ -1,4 +1,4 @@
-"""The store's contract for assistants and conversations, see `store_contract`."""
+"""The contract of the store for assistants and conversations; see `store_contract`."""
 
 import asyncio
 from dataclasses import replace
@@ -42,7 +42,7 @@ from tests.support.builders import (
 
 
 class AssistantContract:
-    async def test_an_assistant_comes_back_as_it_was_made(self, store: Store, tenant: Tenant) -> None:
+    async def test_an_assistant_comes_back_as_created(self, store: Store, tenant: Tenant) -> None:
         made = await store.create_assistant(tenant.id, definition())
         assert made.version == 1
         assert made.definition == definition()
@@ -80,7 +80,9 @@ class AssistantContract:
         )
         assert sorted(assistant.version for assistant in revised) == list(range(2, 10))
 
-    async def test_of_those_who_expect_the_same_version_one_succeeds(self, store: Store, tenant: Tenant) -> None:
+    async def test_one_of_several_changes_that_expect_the_same_version_succeeds(
+        self, store: Store, tenant: Tenant
+    ) -> None:
         first = await create_assistant(store, tenant.id)
         tried = await asyncio.gather(
             *(
@@ -136,7 +138,7 @@ class ConversationContract:
         assert conversation.pending_call_ids == ()
         assert await store.load_conversation(tenant.id, conversation.id) == conversation
 
-    async def test_a_conversation_comes_back_as_it_was_made(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_conversation_comes_back_as_created(self, store: Store, tenant: Tenant) -> None:
         assistant = await create_assistant(store, tenant.id)
         draft = ConversationDraft(
             assistant_id=assistant.id,
@@ -155,7 +157,7 @@ class ConversationContract:
             assert getattr(loaded, name) == getattr(draft, name), name
         assert list(loaded.args) == ["name", "b", "a"]
 
-    async def test_an_unknown_assistant_or_version_makes_no_conversation(
+    async def test_an_unknown_assistant_or_version_creates_no_conversation(
         self, store: Store, tenant: Tenant, other_tenant: Tenant
     ) -> None:
         foreign = await create_assistant(store, other_tenant.id)
@@ -220,7 +222,7 @@ class ConversationContract:
         assert not await found(created_before=long_ago)
         assert not await found(created_after=after, created_before=before, identifier="x")
 
-    async def test_a_moment_parts_the_list_into_two(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_time_divides_the_list_into_two(self, store: Store, tenant: Tenant) -> None:
         made = [(await create_conversation(store, tenant.id)).id for _ in range(6)]
         middle = (await store.load_conversation(tenant.id, made[3])).created_at
         parts = []
@@ -230,7 +232,7 @@ class ConversationContract:
         later, earlier = parts
         assert later + earlier == made[::-1]
 
-    async def test_times_and_cursors_go_together(self, store: Store, tenant: Tenant) -> None:
+    async def test_times_and_cursors_can_be_combined(self, store: Store, tenant: Tenant) -> None:
         before = datetime.now(UTC)
         made = [(await create_conversation(store, tenant.id)).id for _ in range(5)]
         filters = ConversationFilter(created_after=before, created_before=before + timedelta(hours=1))
@@ -254,7 +256,7 @@ class ConversationContract:
         await store.finish_turn(accepted.lease, answer())
         assert (await store.load_conversation(tenant.id, conversation.id)).pending_calls == ()
 
-    async def test_calls_of_a_turn_that_did_not_complete_wait_for_nothing(self, store: Store, tenant: Tenant) -> None:
+    async def test_calls_of_an_incomplete_turn_are_not_pending(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         await take_exchange(
             store, tenant.id, conversation.id, calls=["a"], state=TurnState.CANCELLED, pending_call_ids=()
@@ -262,7 +264,7 @@ class ConversationContract:
         loaded = await store.load_conversation(tenant.id, conversation.id)
         assert (loaded.pending_call_ids, loaded.pending_calls, loaded.state) == ((), (), ConversationState.IDLE)
 
-    async def test_a_cursor_that_is_not_ours_is_refused(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_forged_cursor_is_refused(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         for cursor in ("", "x", "!!!", "bm9uc2Vuc2U", "MTIz", "ImFzc3RfMSI", "W10", "bnVsbA", "\udc00", "AAAA" * 9000):
             with pytest.raises(CursorInvalid):
@@ -271,7 +273,7 @@ class ConversationContract:
             with pytest.raises(CursorInvalid):
                 await store.list_turns(tenant.id, conversation.id, cursor=cursor)
 
-    async def test_a_change_counts_as_a_revision_and_keeps_the_rest(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_change_increments_the_revision_and_keeps_the_rest(self, store: Store, tenant: Tenant) -> None:
         before = await create_conversation(store, tenant.id, args={"a": 1}, metadata={"m": 1})
         changed = await store.change_conversation(
             tenant.id, before.id, ConversationChange(context={"todos": [NASTY]}), expected_revision=0
@@ -282,7 +284,7 @@ class ConversationContract:
         assert caught.value.details == {"expected_revision": 0, "revision": 1}
         assert await store.load_conversation(tenant.id, before.id) == changed
 
-    async def test_a_conversation_moves_to_a_version_that_exists_only(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_conversation_changes_only_to_an_existing_version(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         with pytest.raises(AssistantNotFound):
             await store.change_conversation(tenant.id, conversation.id, ConversationChange(assistant_version=2))
@@ -290,7 +292,7 @@ class ConversationContract:
         moved = await store.change_conversation(tenant.id, conversation.id, ConversationChange(assistant_version=2))
         assert moved.assistant_version == 2
 
-    async def test_another_tenants_conversation_is_not_found_by_any_method(
+    async def test_a_conversation_of_another_tenant_is_not_found_by_any_method(
         self, store: Store, tenant: Tenant, other_tenant: Tenant
     ) -> None:
         theirs = await create_conversation(store, other_tenant.id)

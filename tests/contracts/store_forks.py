@@ -1,4 +1,4 @@
-"""The store's contract for forking and erasing, see `store_contract`."""
+"""The contract of the store for forking and erasing; see `store_contract`."""
 
 import asyncio
 import hashlib
@@ -45,9 +45,9 @@ from tests.support.builders import (
 )
 
 
-async def talk_at_length(store: Store, tenant: Tenant, conversation: Conversation) -> dict[int, PayloadSource]:
-    """Eight turns over three epochs, with tools, an image and a turn that failed. What would be sent next, after each
-    turn of the model.
+async def fill_conversation(store: Store, tenant: Tenant, conversation: Conversation) -> dict[int, PayloadSource]:
+    """Store eight turns over three epochs, with tools, an image and a failed turn. Returns what would be sent next
+    after each turn of the model.
     """
     sources = {}
     image = picture(b"img")
@@ -81,11 +81,11 @@ async def compact(store: Store, tenant: Tenant, conversation: Conversation, numb
 
 
 class ForkContract:
-    async def test_a_fork_would_send_what_the_source_would_have_sent(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_fork_sends_what_the_source_would_have_sent(self, store: Store, tenant: Tenant) -> None:
         source = await create_conversation(
             store, tenant.id, identifier="x", source="s", direction="d", mode="m", args={"b": NASTY, "a": 1}
         )
-        then = await talk_at_length(store, tenant, source)
+        then = await fill_conversation(store, tenant, source)
         await store.change_conversation(
             tenant.id, source.id, ConversationChange(context={"todos": [NASTY]}, metadata={"k": NASTY})
         )
@@ -116,9 +116,9 @@ class ForkContract:
             assert found == replace(expected, conversation=found.conversation)
         assert await store.load_conversation(tenant.id, source.id) == original
 
-    async def test_a_fork_has_all_turns_and_calls_up_to_its_place(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_fork_has_all_turns_and_calls_up_to_its_position(self, store: Store, tenant: Tenant) -> None:
         source = await create_conversation(store, tenant.id)
-        await talk_at_length(store, tenant, source)
+        await fill_conversation(store, tenant, source)
         fork = await store.fork_conversation(tenant.id, source.id, 6)
         theirs = (await store.list_turns(tenant.id, source.id)).items[:6]
         ours = (await store.list_turns(tenant.id, fork.id)).items
@@ -137,13 +137,13 @@ class ForkContract:
                 assert replace(other, conversation=one.conversation) == one
         assert await store.list_calls(tenant.id, fork.id, 8) == []
 
-    async def test_a_fork_at_an_input_leaves_its_answer_behind(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_fork_at_an_input_does_not_include_its_answer(self, store: Store, tenant: Tenant) -> None:
         source = await create_conversation(store, tenant.id)
-        then = await talk_at_length(store, tenant, source)
+        then = await fill_conversation(store, tenant, source)
         fork = await store.fork_conversation(tenant.id, source.id, 3)
         assert (fork.next_seq, fork.pending_call_ids, fork.state) == (5, (), ConversationState.IDLE)
         assert fork.forked_from == Origin(conversation_id=source.id, seq=3)
-        # The epoch of the newest call that came along, not of the one that answered in the source.
+        # The epoch of the newest copied call, not of the call that answered in the source.
         assert fork.epoch == then[2].conversation.epoch
         stand_in = await store.load_turn(tenant.id, fork.id, 4)
         assert isinstance(stand_in, ModelResponseTurn)
@@ -157,16 +157,16 @@ class ForkContract:
 
     async def test_a_fork_before_any_call_has_no_epoch(self, store: Store, tenant: Tenant) -> None:
         source = await create_conversation(store, tenant.id)
-        await talk_at_length(store, tenant, source)
+        await fill_conversation(store, tenant, source)
         fork = await store.fork_conversation(tenant.id, source.id, 1)
         assert (fork.epoch, fork.buffer_start_seq, fork.next_seq) == (0, 1, 3)
         found = await store.load_payload_source(tenant.id, fork.id)
         assert (found.epoch, [turn.seq for turn in found.buffered]) == (None, [1, 2])
         await store.begin_epoch(tenant.id, fork.id, epoch(1))
 
-    async def test_a_fork_goes_its_own_way(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_fork_is_independent_of_its_source(self, store: Store, tenant: Tenant) -> None:
         source = await create_conversation(store, tenant.id)
-        await talk_at_length(store, tenant, source)
+        await fill_conversation(store, tenant, source)
         before = await store.load_payload_source(tenant.id, source.id)
         fork = await store.fork_conversation(tenant.id, source.id, 2)
         await compact(store, tenant, fork, 9)
@@ -176,7 +176,7 @@ class ForkContract:
         assert found.static_text == "Text 9<segment 9>"
         assert await store.load_payload_source(tenant.id, source.id) == before
 
-    async def test_a_key_of_the_source_is_new_to_the_fork(self, store: Store, tenant: Tenant) -> None:
+    async def test_an_idempotency_key_of_the_source_is_unused_in_the_fork(self, store: Store, tenant: Tenant) -> None:
         source = await create_conversation(store, tenant.id)
         for key in ("k", None):
             accepted = await accept(store, tenant.id, user_input(source.id, "Hello", idempotency_key=key))
@@ -186,7 +186,7 @@ class ForkContract:
         await store.finish_turn(accepted.lease, answer())
         assert (await accept(store, tenant.id, user_input(fork.id, "Hello", idempotency_key="k"))).seq == 7
 
-    async def test_a_running_turn_is_no_obstacle_and_not_part_of_a_fork(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_running_turn_does_not_prevent_a_fork_and_is_not_copied(self, store: Store, tenant: Tenant) -> None:
         source = await create_conversation(store, tenant.id)
         await take_exchange(store, tenant.id, source.id)
         running = await accept(store, tenant.id, user_input(source.id, "And now?"))
@@ -201,7 +201,7 @@ class ForkContract:
             await store.fork_conversation(tenant.id, source.id, 4)
         await store.finish_turn(running.lease, answer())
 
-    async def test_a_fork_at_a_turn_that_is_not_there_makes_nothing(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_fork_at_a_missing_turn_creates_nothing(self, store: Store, tenant: Tenant) -> None:
         source = await create_conversation(store, tenant.id)
         for at_seq in (0, 1, -1, 2**80):
             with pytest.raises(TurnNotFound):
@@ -230,7 +230,7 @@ class ForkContract:
 
     async def test_a_fork_can_be_forked(self, store: Store, tenant: Tenant) -> None:
         source = await create_conversation(store, tenant.id)
-        then = await talk_at_length(store, tenant, source)
+        then = await fill_conversation(store, tenant, source)
         middle = await store.fork_conversation(tenant.id, source.id, 6)
         last = await store.fork_conversation(tenant.id, middle.id, 4)
         assert last.forked_from == Origin(conversation_id=middle.id, seq=4)
@@ -239,7 +239,9 @@ class ForkContract:
 
 
 class EraseContract:
-    async def test_a_dry_run_says_what_would_go_and_changes_nothing(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_dry_run_reports_what_would_be_erased_and_changes_nothing(
+        self, store: Store, tenant: Tenant
+    ) -> None:
         conversation = await create_conversation(store, tenant.id)
         await store.begin_epoch(tenant.id, conversation.id, epoch())
         await take_exchange(store, tenant.id, conversation.id)
@@ -250,14 +252,16 @@ class EraseContract:
         with pytest.raises(ConversationNotFound):
             await store.load_conversation(tenant.id, conversation.id)
 
-    async def test_whoever_waits_for_a_conversation_goes_with_it(self, store: Store, tenant: Tenant) -> None:
+    async def test_waiting_tickets_are_erased_with_the_conversation(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         ticket = await draw(store, tenant, conversation)
         report = await store.erase_conversation(tenant.id, conversation.id)
         assert report.rows == {"conversations": 1, "waiting_turns": 1}
         assert not await store.renew_ticket(conversation.id, ticket, seconds=LEASE_SECONDS)
 
-    async def test_nobody_waits_for_a_conversation_that_is_being_erased(self, store: Store, tenant: Tenant) -> None:
+    async def test_no_ticket_is_issued_for_a_conversation_that_is_being_erased(
+        self, store: Store, tenant: Tenant
+    ) -> None:
         for _ in range(10):
             conversation = await create_conversation(store, tenant.id)
             ticket, _ = await asyncio.gather(
@@ -277,7 +281,7 @@ class EraseContract:
         await store.finish_turn(accepted.lease, answer())
         assert (await store.erase_conversation(tenant.id, conversation.id)).rows["turns"] == 2
 
-    async def test_a_shared_image_goes_with_its_last_conversation(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_shared_image_is_erased_with_its_last_conversation(self, store: Store, tenant: Tenant) -> None:
         blob = Blob(sha256=hashlib.sha256(b"img").digest(), media_type="image/png", data=b"img")
         conversations = []
         for _ in range(2):
@@ -290,7 +294,7 @@ class EraseContract:
         assert (await store.erase_conversation(tenant.id, conversations[1].id)).rows["blobs"] == 1
         assert await store.load_blob(tenant.id, blob.sha256) is None
 
-    async def test_an_image_that_is_being_used_anew_survives_the_erasure(self, store: Store, tenant: Tenant) -> None:
+    async def test_an_image_that_is_used_again_survives_the_erasure(self, store: Store, tenant: Tenant) -> None:
         blob = Blob(sha256=hashlib.sha256(b"img").digest(), media_type="image/png", data=b"img")
         for _ in range(10):
             old = await create_conversation(store, tenant.id)

@@ -1,4 +1,4 @@
-"""The store's contract for what payloads are built from, see `store_contract`."""
+"""The contract of the store for the sources of payloads; see `store_contract`."""
 
 import asyncio
 import hashlib
@@ -47,7 +47,7 @@ from tests.support.builders import (
 
 
 async def accept_and_check_nothing_before(store: Store, tenant: Tenant, conversation: Conversation) -> None:
-    """A first turn that ends without a call: it had nothing before it, and is nothing for the next."""
+    """A first turn that ends without a call: nothing precedes it, and it adds nothing to the next."""
     accepted = await accept(store, tenant.id, user_input(conversation.id))
     await store.begin_call(accepted.lease, call_start())
     source = await store.load_payload_source(tenant.id, conversation.id)
@@ -68,7 +68,7 @@ class PayloadContract:
         assert decode_blocks(turn.native.data) == (TextBlock(text="Hello"),)
         assert (turn.language, turn.args, turn.dynamic, turn.provider) == ("nb", {"x": 1}, None, None)
 
-    async def test_the_buffer_has_the_native_bytes_and_who_answered(self, store: Store, tenant: Tenant) -> None:
+    async def test_the_buffer_has_the_native_bytes_and_their_provider(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         native = Native(dialect="gemini", data=bytes(range(256)))
         await take_exchange(store, tenant.id, conversation.id, native=native)
@@ -79,7 +79,7 @@ class PayloadContract:
         assert (reply.kind, reply.native) == (TurnKind.MODEL_RESPONSE, native)
         assert (reply.provider, reply.model, reply.account) == ("gemini", "gemini-3.1-pro-preview", "acct-1")
 
-    async def test_input_has_its_blocks_as_they_were_sent(self, store: Store, tenant: Tenant) -> None:
+    async def test_input_has_its_blocks_as_sent(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         await take_exchange(store, tenant.id, conversation.id, NASTY, calls=["a"])
         result = ToolResultBlock(tool_call_id="a", output={"z": 1, "a": [NASTY, 1e300]})
@@ -101,7 +101,7 @@ class PayloadContract:
         ],
         ids=["complete", "calls", "interrupted", "failed", "another provider", "another model"],
     )
-    async def test_a_models_blocks_are_read_where_its_native_is_not_enough(
+    async def test_the_blocks_of_an_answer_are_loaded_if_its_native_bytes_are_not_enough(
         self, store: Store, tenant: Tenant, changes: dict[str, object], *, read: bool
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -111,9 +111,7 @@ class PayloadContract:
         source = await store.load_payload_source(tenant.id, conversation.id)
         assert source.buffered[1].blocks == (given.blocks if read else None)
 
-    async def test_the_dynamic_block_is_read_where_it_stood_inside_the_input(
-        self, store: Store, tenant: Tenant
-    ) -> None:
+    async def test_the_dynamic_block_is_loaded_if_it_was_part_of_the_input(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         kept = call_start(layer_order=LayerOrder.APPEND_ONLY, dynamic=b'{"now":1}')
         for start in (kept, replace(kept, layer_order=LayerOrder.LAYERED), replace(kept, dynamic=b"")):
@@ -130,7 +128,7 @@ class PayloadContract:
         source = await store.load_payload_source(tenant.id, conversation.id)
         assert source.buffered[1].dynamic == b"2"
 
-    async def test_each_answer_names_the_prefix_that_it_stands_behind(self, store: Store, tenant: Tenant) -> None:
+    async def test_each_answer_has_the_hash_of_its_prefix(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         epochs = [epoch(1), epoch(2, "You help more.", reason=EpochReason.ASSISTANT_CHANGED)]
         for begun in epochs:
@@ -150,7 +148,7 @@ class PayloadContract:
         manifest = ({"layer": "static", "kind": "static", "role": "system", "hash": NASTY, "length": 3},)
         start = call_start(manifest=manifest, layer_order=LayerOrder.APPEND_ONLY)
         await take_exchange(store, tenant.id, conversation.id, start=start)
-        # One that ended before any call was made does not count.
+        # A turn that ended before any call does not count.
         await take_exchange(store, tenant.id, conversation.id, start=None, end=None)
         running = await accept(store, tenant.id, user_input(conversation.id))
         await store.begin_call(running.lease, call_start(manifest=()))
@@ -158,7 +156,7 @@ class PayloadContract:
         assert encode_manifest(source.previous_manifest) == manifest
         assert (source.previous_order, source.previous_prefix_hash) == (LayerOrder.APPEND_ONLY, begun.prefix_hash)
 
-    async def test_a_payload_source_tells_of_the_call_before_and_when_the_last_ones_left(
+    async def test_a_payload_source_has_the_previous_call_and_the_times_of_the_last_ones(
         self, store: Store, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -181,7 +179,7 @@ class PayloadContract:
             caching=start.caching,
         )
 
-    async def test_an_edited_assistant_waits_for_the_end_of_a_tool_loop(self, store: Store, tenant: Tenant) -> None:
+    async def test_an_edited_assistant_takes_effect_after_a_tool_loop(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         await take_exchange(store, tenant.id, conversation.id, calls=["a"])
         await store.begin_epoch(tenant.id, conversation.id, epoch())
@@ -194,10 +192,10 @@ class PayloadContract:
         await accept(store, tenant.id, user_input(conversation.id))
         source = await store.load_payload_source(tenant.id, conversation.id)
         assert (source.assistant.version, source.assistant.definition.provider) == (2, "anthropic")
-        # What the other provider said has to be told in blocks from now on.
+        # The answer of the other provider has to be sent as blocks from now on.
         assert all(turn.blocks is not None for turn in source.buffered)
 
-    async def test_images_of_the_buffer_come_along_unless_they_are_held(self, store: Store, tenant: Tenant) -> None:
+    async def test_images_of_the_buffer_are_loaded_unless_they_are_cached(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         images = [picture(bytes([number]) * 100) for number in range(3)]
         for image in images:
@@ -212,7 +210,7 @@ class PayloadContract:
         source = await store.load_payload_source(tenant.id, conversation.id)
         assert set(source.blobs) == {images[1].sha256.hex(), images[2].sha256.hex()}
 
-    async def test_a_past_payload_is_found_as_it_was(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_past_payload_is_loaded_as_it_was(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         image = picture(b"img")
         then: dict[int, PayloadSource] = {}
@@ -249,7 +247,7 @@ class PayloadContract:
                 assert call.end is not None
                 assert rebuilt.call == replace(call, end=replace(call.end, raw_response=None))
 
-    async def test_a_call_that_is_not_there_is_not_found(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_missing_call_is_not_found(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         await take_exchange(store, tenant.id, conversation.id)
         for place in ((2, 2), (1, 1), (4, 1), (-1, -1), (2**80, 2**40)):
@@ -271,7 +269,7 @@ class PayloadContract:
                 )
         assert await store.load_template(b"else") is None
 
-    async def test_the_static_text_is_left_out_when_it_is_held(self, store: Store, tenant: Tenant) -> None:
+    async def test_the_static_text_is_left_out_if_it_is_cached(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         begun = epoch(text=f"You help. {NASTY}")
         await store.begin_epoch(tenant.id, conversation.id, begun)
@@ -308,7 +306,7 @@ class PayloadContract:
         assert source.static_text == f"You help.<segment 0{NASTY}><segment 1{NASTY}>"
         assert [turn.seq for turn in source.buffered] == [5, 6]
         assert (source.conversation.epoch, source.conversation.buffer_start_seq) == (3, 5)
-        # The compacted turns are still there to be read.
+        # The compacted turns can still be read.
         assert len((await store.list_turns(tenant.id, conversation.id)).items) == 6
 
     async def test_an_epoch_begins_once(self, store: Store, tenant: Tenant) -> None:
@@ -320,7 +318,7 @@ class PayloadContract:
                 await store.begin_epoch(tenant.id, conversation.id, stale)
         assert (await store.load_conversation(tenant.id, conversation.id)).epoch == 1
 
-    async def test_of_concurrent_epochs_one_begins(self, store: Store, tenant: Tenant) -> None:
+    async def test_only_one_of_concurrent_epochs_begins(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         outcomes = await asyncio.gather(
             *(store.begin_epoch(tenant.id, conversation.id, epoch(1, f"Text {n}")) for n in range(8)),

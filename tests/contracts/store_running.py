@@ -1,4 +1,4 @@
-"""The store's contract for running turns and their leases, see `store_contract`."""
+"""The contract of the store for running turns and their leases; see `store_contract`."""
 
 import asyncio
 from dataclasses import replace
@@ -40,7 +40,7 @@ from tests.support.builders import (
 
 
 class RunningTurnContract:
-    async def test_what_finish_committed_is_what_load_returns(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_finished_turn_is_loaded_as_committed(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         given = answer(calls=["a"])
@@ -89,7 +89,7 @@ class RunningTurnContract:
         assert await store.list_calls(tenant.id, conversation.id, 2) == []
         assert (await store.load_conversation(tenant.id, conversation.id)).state is ConversationState.IDLE
 
-    async def test_a_turn_is_theirs_who_answered_and_its_call_theirs_who_were_called(
+    async def test_a_turn_has_the_provider_that_answered_and_a_call_the_one_that_was_called(
         self, store: Store, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -101,7 +101,7 @@ class RunningTurnContract:
         [_, reply] = (await store.load_payload_source(tenant.id, conversation.id)).buffered
         assert (reply.provider, reply.model, reply.account) == ("p", "m", "a")
 
-    async def test_a_wish_to_cancel_reaches_whoever_runs_the_turn(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_cancel_request_reaches_the_process_that_runs_the_turn(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         chunk = Chunk(attempt=1, offset=0, data=b"abc")
@@ -110,14 +110,14 @@ class RunningTurnContract:
             assert await store.request_cancel(tenant.id, conversation.id, turn_seq=turn_seq) == 2
         for chunks in ([], [chunk]):
             assert await store.append_chunks(accepted.lease, chunks, lease_seconds=LEASE_SECONDS)
-        # It is no change of the conversation.
+        # It does not change the conversation.
         assert (await store.load_conversation(tenant.id, conversation.id)).revision == 1
 
-    async def test_a_wish_to_cancel_ends_with_its_turn(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_cancel_request_ends_with_its_turn(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id, lease_seconds=0))
         await store.request_cancel(tenant.id, conversation.id)
-        # Whoever takes the turn over has to know of it.
+        # The process that takes the turn over has to find it.
         taken = await store.take_over_lease(accepted.lease, token=token(), owner="x", lease_seconds=LEASE_SECONDS)
         assert await store.append_chunks(taken, [], lease_seconds=LEASE_SECONDS)
         await store.finish_turn(taken, answer(state=TurnState.CANCELLED))
@@ -138,7 +138,7 @@ class RunningTurnContract:
                 await store.request_cancel(tenant.id, conversation.id, turn_seq=turn_seq)
         assert not await store.append_chunks(running.lease, [], lease_seconds=LEASE_SECONDS)
 
-    async def test_a_turn_that_failed_keeps_what_arrived(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_failed_turn_keeps_what_arrived(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         given = answer(
@@ -166,7 +166,7 @@ class RunningTurnContract:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         first = await store.finish_turn(accepted.lease, answer("First"))
-        # What happened since does not change what the turn's end was.
+        # Later changes do not affect the stored end of the turn.
         await store.change_conversation(tenant.id, conversation.id, ConversationChange(args={"x": 1}))
         assert await store.finish_turn(accepted.lease, answer("Second")) == first
         stored = await store.load_turn(tenant.id, conversation.id, 2)
@@ -192,7 +192,7 @@ class RunningTurnContract:
         assert await store.list_chunks(tenant.id, conversation.id, 2, attempt=1) == []
         assert (await store.load_conversation(tenant.id, conversation.id)).state is ConversationState.RUNNING
 
-    async def test_a_call_is_there_from_its_start(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_call_is_stored_from_its_start(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         start = call_start(
@@ -207,7 +207,7 @@ class RunningTurnContract:
         [call] = await store.list_calls(tenant.id, conversation.id, 2)
         assert (call.start, call.end) == (start, given.end)
 
-    async def test_each_attempt_is_a_call_and_the_answer_names_its_own(self, store: Store, tenant: Tenant) -> None:
+    async def test_each_attempt_is_a_call_and_the_answer_refers_to_its_own(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         failed = call_end(status=503, error_code="provider_unavailable", raw_response=b"busy")
@@ -223,7 +223,9 @@ class RunningTurnContract:
         assert isinstance(stored, ModelResponseTurn)
         assert stored.attempt == 2
 
-    async def test_chunks_are_read_in_order_once_each_and_go_with_the_turn(self, store: Store, tenant: Tenant) -> None:
+    async def test_chunks_are_read_once_in_order_and_are_deleted_with_the_turn(
+        self, store: Store, tenant: Tenant
+    ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         pieces = [
@@ -266,7 +268,7 @@ class RunningTurnContract:
         assert len(page.items) == 100
         assert len((await store.list_turns(tenant.id, conversation.id, limit=-5)).items) == 1
 
-    async def test_a_turn_that_is_not_there_is_not_found(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_missing_turn_is_not_found(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         await accept(store, tenant.id, user_input(conversation.id))
         for seq in (0, 2, -1, 2**63, 2**80):
@@ -277,7 +279,7 @@ class RunningTurnContract:
 
 
 class LeaseContract:
-    async def test_an_expired_lease_is_taken_over_by_one(self, store: Store, tenant: Tenant) -> None:
+    async def test_an_expired_lease_is_taken_over_once(self, store: Store, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id, lease_seconds=0))
         [(tenant_id, expired)] = await store.list_expired_leases()
@@ -335,7 +337,7 @@ class LeaseContract:
         await store.append_chunks(accepted.lease, [], lease_seconds=LEASE_SECONDS)
         assert await store.list_expired_leases() == []
 
-    async def test_a_process_that_stops_hands_back_its_own_leases_only(self, store: Store, tenant: Tenant) -> None:
+    async def test_a_stopping_process_releases_only_its_own_leases(self, store: Store, tenant: Tenant) -> None:
         leases = []
         for owner in ("stopping", "stopping", "staying"):
             conversation = await create_conversation(store, tenant.id)

@@ -1,15 +1,15 @@
 """Starts real servers that die by SIGKILL at a named point of a turn: `python -m tests.faults.crashing_server`.
 
-Each line of input is an order in JSON, and each order gives a server in a process of its own:
+Each line of input is an order in JSON, and each order starts a server in a separate process:
 
-    -> {"settings": {…}, "crash_at": "after_accept", "nth": 1, "after_bytes": "fox"}     <- {"pid": 7, "url": "http://…"}
-                                                                                         <- {"pid": 7, "ended": -9}
+-> {"settings": {…}, "crash_at": "after_accept", "nth": 1, "after_bytes": "fox"} <- {"pid": 7, "url": "http://…"} <-
+{"pid": 7, "ended": -9}
 
-With `"works": true` it is a worker instead, which has no URL. Without `crash_at` it is a healthy one. All of them are
+With `"works": true` it is a worker instead, which has no URL. Without `crash_at` it does not crash. All of them are
 forks of this process, which has imported everything once and does nothing else: importing takes seconds, forking does
-not. When the input ends, so do all servers.
+not. When the input ends, all servers end.
 
-The product has no hook for this. The store, the providers, the renderer and the job are wrapped here, at their ports.
+The server has no hook for this. The store, the providers, the renderer and the job are wrapped here, at their ports.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class Fate:
         self._left = nth
         self._after_bytes = after_bytes.encode()
         self.flushed = bytearray()
-        """What is durable of the answers of this process."""
+        """The durable part of the answers of this process."""
 
     def reach(self, point: str) -> None:
         if point != self.crash_at:
@@ -99,7 +99,7 @@ class Fate:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def flush(self, chunks: Sequence[Chunk]) -> None:
-        """A flush counts once it has made durable what the order asks for."""
+        """A flush counts when it has made durable what the order requires."""
         for chunk in chunks:
             self.flushed += chunk.data
         if chunks and self._after_bytes in self.flushed:
@@ -169,7 +169,7 @@ class CrashingStore(PostgresStore):
 
 
 class CrashingReplays(PostgresReplays):
-    """The replays, with a point behind what is written while an item runs."""
+    """The replays, with a point after each write while an item runs."""
 
     fate: Fate
 
@@ -194,7 +194,7 @@ class CrashingReplays(PostgresReplays):
 
 
 class CrashingRenderer(JinjaRenderer):
-    """The renderer, with a point behind each segment."""
+    """The renderer, with a point after each segment."""
 
     fate: Fate
 
@@ -220,7 +220,7 @@ class CrashingProvider:
 
 
 class CrashingStream:
-    """A call, with points at its first event and behind its last byte."""
+    """A call, with points at its first event and after its last byte."""
 
     def __init__(self, stream: ProviderStream, fate: Fate) -> None:
         self._stream = stream
@@ -236,7 +236,7 @@ class CrashingStream:
                 yield event
         self._fate.reach("after_last_byte")
         if self._fate.crash_at == "after_last_byte_flushed":
-            while len(self._fate.flushed) < len(self._stream.record.body):  # noqa: ASYNC110  reason: nothing tells
+            while len(self._fate.flushed) < len(self._stream.record.body):  # noqa: ASYNC110  reason: there is no event to wait for
                 await asyncio.sleep(_LOOK_SECONDS)
             self._fate.reach("after_last_byte_flushed")
 
@@ -266,7 +266,7 @@ def crashing_compaction_job(compact: Compact, sender: JobSender) -> Job:
 
 
 def set_fate(order: dict[str, Any]) -> Fate:
-    """Puts the crashing parts in the place of the real ones, in this process."""
+    """Replace the real parts by the crashing ones, in this process."""
     fate = Fate(order.get("crash_at"), order.get("nth", 1), order.get("after_bytes", ""))
     CrashingStore.fate = CrashingRenderer.fate = CrashingReplays.fate = fate
     replay_wiring.PostgresReplays = CrashingReplays  # type: ignore[attr-defined]  # reason: the seam
@@ -278,7 +278,7 @@ def set_fate(order: dict[str, Any]) -> Fate:
 
 
 async def run_server(order: dict[str, Any]) -> None:
-    """The whole program, until it is told to end or has to die."""
+    """The whole program, until it is stopped or has to die."""
     settings = Settings(**order["settings"])
     fate = set_fate(order)
     listener = bind("127.0.0.1", 0)
@@ -286,7 +286,7 @@ async def run_server(order: dict[str, Any]) -> None:
         open_crashing_providers(settings, fate) as providers,
         wiring.open_program(settings, providers=providers) as program,
     ):
-        _tell({"pid": os.getpid(), "url": url_of(listener)})
+        _report({"pid": os.getpid(), "url": url_of(listener)})
         await serve(program, listener)
 
 
@@ -298,14 +298,14 @@ async def run_crashing_worker(order: dict[str, Any]) -> None:
         open_crashing_providers(settings, fate) as providers,
         wiring.open_worker(settings, providers=providers, options=WorkerOptions(**order.get("options", {}))) as worker,
     ):
-        _tell({"pid": os.getpid(), "url": ""})
+        _report({"pid": os.getpid(), "url": ""})
         await worker.run_until_signal()
 
 
 def main() -> None:
-    """Orders in, servers out, until the input ends."""
+    """Read orders and start servers until the input ends."""
     running: set[int] = set()
-    _tell({"ready": True})
+    _report({"ready": True})
     while True:
         readable, _, _ = select.select([0], [], [], _LOOK_SECONDS)
         if readable:
@@ -320,7 +320,7 @@ def main() -> None:
 
 
 def _read_line() -> bytes:
-    """Byte by byte: what is read ahead would be hidden from `select`."""
+    """Read byte by byte: what is read ahead would be hidden from `select`."""
     line = b""
     while (byte := os.read(0, 1)) not in {b"", b"\n"}:
         line += byte
@@ -333,7 +333,7 @@ def _fork(order: dict[str, Any]) -> int:
 
 
 def _live(order: dict[str, Any]) -> NoReturn:
-    """The life of a server, in the fork."""
+    """Run a server in the fork."""
     code = 1
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -347,17 +347,17 @@ def _live(order: dict[str, Any]) -> NoReturn:
 
 
 def _bury(running: set[int]) -> None:
-    """Tells of those that have ended."""
+    """Report the processes that have ended."""
     for pid in list(running):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             running.discard(pid)
-            _tell({"pid": pid, "ended": os.waitstatus_to_exitcode(status)})
+            _report({"pid": pid, "ended": os.waitstatus_to_exitcode(status)})
 
 
-def _tell(news: dict[str, Any]) -> None:
+def _report(message: dict[str, Any]) -> None:
     """In one write, so that the lines of several processes do not mix."""
-    os.write(1, json.dumps(news).encode() + b"\n")
+    os.write(1, json.dumps(message).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Real server processes on the test's database, any of which may be made to die at a named point of a turn."""
+"""Real server processes on the database of the test; any of them may have to die at a named point of a turn."""
 
 import asyncio
 import json
@@ -18,13 +18,13 @@ from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from tests.support.emulators import EmulatedProviders
-from tests.support.http_driver import Talk
+from tests.support.http_driver import ApiClient
 from tests.support.strata_process import PROJECT, environment
 
-PATIENCE_SECONDS = 20.0
+WAIT_SECONDS = 20.0
 IMPORT_SECONDS = 90.0
 NEVER_SECONDS = 30.0
-"""For what must not happen by itself in a test: a flush, or the end of a lease."""
+"""For what must not happen during a test: a flush, or the end of a lease."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,15 +39,15 @@ class Launcher:
     async def listen(self) -> None:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
-            news = json.loads(line)
-            if "ready" in news:
+            message = json.loads(line)
+            if "ready" in message:
                 self.is_ready.set()
-            elif "ended" in news:
-                self.ending(news["pid"]).set_result(news["ended"])
-                # A server that could not even begin would be waited for in vain.
-                self.begun.put_nowait(news)
-            elif "url" in news:
-                self.begun.put_nowait(news)
+            elif "ended" in message:
+                self.ending(message["pid"]).set_result(message["ended"])
+                # Otherwise a server that could not start would be waited for in vain.
+                self.begun.put_nowait(message)
+            elif "url" in message:
+                self.begun.put_nowait(message)
 
     def ending(self, pid: int) -> "asyncio.Future[int]":
         return self.endings.setdefault(pid, asyncio.get_running_loop().create_future())
@@ -57,17 +57,19 @@ class Launcher:
             self.begun.get_nowait()
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while "url" not in (news := await self.begun.get()):
-                assert news["ended"] in {0, -signal.SIGKILL}, "a server could not begin; its log says why"
-        return news["pid"], news["url"]
+        async with asyncio.timeout(WAIT_SECONDS):
+            while "url" not in (message := await self.begun.get()):
+                assert message["ended"] in {0, -signal.SIGKILL}, "a server could not begin; its log says why"
+        return message["pid"], message["url"]
 
 
 @asynccontextmanager
 async def open_launcher(
     variables: Mapping[str, str] | None = None, log: IO[bytes] | None = None
 ) -> AsyncIterator[Launcher]:
-    """`variables`: of the environment of all its servers. `log`: what they log, in place of the test's own output."""
+    """`variables` are added to the environment of all its servers. `log` receives their log in place of the output
+    of the test.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -98,7 +100,7 @@ class ServerProcess:
     launcher: Launcher
     pid: int
     url: str
-    talk: Talk
+    api: ApiClient
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
@@ -107,8 +109,8 @@ class ServerProcess:
         os.kill(self.pid, signal.SIGTERM)
 
     async def ended(self) -> int:
-        """Its exit code, once it has ended."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        """Wait for its end. Returns its exit code."""
+        async with asyncio.timeout(WAIT_SECONDS):
             return await asyncio.shield(self.launcher.ending(self.pid))
 
 
@@ -127,14 +129,14 @@ class Fleet:
     async def start(
         self, *, crash_at: str | None = None, nth: int = 1, after_bytes: str = "", **settings: Any
     ) -> ServerProcess:
-        """Another server. It is ended with the test."""
+        """Start another server. It is stopped with the test."""
         order = {"crash_at": crash_at, "nth": nth, "after_bytes": after_bytes}
         return await self._launch(order, settings)
 
     async def start_worker(
         self, *, crash_at: str | None = None, nth: int = 1, options: dict[str, Any] | None = None, **settings: Any
     ) -> ServerProcess:
-        """Another worker, likewise. Nobody can talk to it."""
+        """Start another worker, which has no URL. It is stopped with the test."""
         order = {"works": True, "crash_at": crash_at, "nth": nth, "options": options or {}}
         return await self._launch(order, settings)
 
@@ -151,18 +153,18 @@ class Fleet:
             "log_level": "warning",
         }
         pid, url = await self.launcher.start({"settings": values | settings, **order})
-        client = await self.stack.enter_async_context(httpx2.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS))
-        server = ServerProcess(launcher=self.launcher, pid=pid, url=url, talk=Talk(client=client, key=self.key))
+        client = await self.stack.enter_async_context(httpx2.AsyncClient(base_url=url, timeout=WAIT_SECONDS))
+        server = ServerProcess(launcher=self.launcher, pid=pid, url=url, api=ApiClient(client=client, key=self.key))
         self.stack.push_async_callback(_end, server)
         return server
 
     async def restart(self, *, lease_seconds: float = 10, **settings: Any) -> ServerProcess:
-        """A healthy server after all others have died, and after the time of what they held."""
+        """A healthy server after all others have died, and after their leases have expired."""
         await self.let_time_pass()
         return await self.start(lease_seconds=lease_seconds, **settings)
 
     async def let_time_pass(self) -> None:
-        """More of it than any lease, ticket, running job or call of no turn has left."""
+        """Longer than the remaining time of any lease, ticket, running job or background call."""
         async with self.database.connection() as connection:
             await connection.execute(
                 "UPDATE conversations SET lease_expires_at = now() - interval '1 second' WHERE lease_token IS NOT NULL"
@@ -197,7 +199,7 @@ async def open_fleet(
 
 
 async def _end(server: ServerProcess) -> None:
-    # It may have died and been buried, and the news of it still be on its way.
+    # It may have died already, and the report of it may not have arrived yet.
     with suppress(ProcessLookupError):
         if not server.launcher.ending(server.pid).done():
             server.kill()

@@ -1,4 +1,4 @@
-"""A short chaos run with most kinds of fault, and the checker held against damage that it must find.
+"""A short chaos run with most kinds of fault, and tests that the checker finds damage.
 
 The long run is `make test-faults`.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.chaos.checker import Findings, Rows, Told, check_events, check_rows, sort_journal
+from tests.faults.chaos.checker import Findings, Reported, Rows, check_events, check_rows, sort_journal
 from tests.faults.chaos.run import WEIGHTS, Plan, run_chaos
 from tests.support.strata_process import PROJECT
 
@@ -25,12 +25,12 @@ SHORT = Plan(
     conversations=2,
     servers=2,
     pause_seconds=(0.1, 0.4),
-    # Without what takes long: failovers and silent databases have tests of their own.
+    # Without slow faults: failovers and silent databases have separate tests.
     weights={**WEIGHTS, "fail_over": 0, "swallow_database": 0, "fill_disk": 0},
 )
 
 
-async def test_nothing_is_lost_doubled_altered_or_stuck_whatever_breaks(tmp_path: Path) -> None:
+async def test_nothing_is_lost_doubled_altered_or_stuck_under_any_fault(tmp_path: Path) -> None:
     outcome = await run_chaos(SHORT, tmp_path)
     assert outcome.is_clean, outcome.report()
     assert outcome.kills >= SHORT.kills
@@ -82,14 +82,14 @@ FACTS: list[dict[str, Any]] = [
 
 def find(turns: list[dict[str, Any]], calls: list[dict[str, Any]], facts: list[dict[str, Any]]) -> Findings:
     findings = Findings()
-    told: Told = sort_journal(iter(facts))
+    reported: Reported = sort_journal(iter(facts))
     stored: Any = turns, calls
     rows = Rows(turns={CONVERSATION: stored[0]}, calls={CONVERSATION: stored[1]})
-    check_rows(Path(), told, rows, findings)
+    check_rows(Path(), reported, rows, findings)
     return findings
 
 
-def test_the_checker_finds_nothing_in_what_is_right() -> None:
+def test_the_checker_finds_nothing_in_correct_data() -> None:
     assert find(STORED, [CALL], FACTS).is_clean
 
 
@@ -111,7 +111,7 @@ DAMAGE: dict[str, tuple[str, Callable[[list[dict[str, Any]], list[dict[str, Any]
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_the_checker_finds(name: str) -> None:
+def test_the_checker_finds_the_damage(name: str) -> None:
     kind, damage = DAMAGE[name]
     turns, calls, facts = deepcopy(STORED), [deepcopy(CALL)], deepcopy(FACTS)
     damage(turns, calls, facts)
@@ -123,7 +123,7 @@ STREAM = [(1, "turn.started", {}), (2, "text.delta", {"text": "Hi"}), (3, *END)]
 
 
 @pytest.mark.parametrize(
-    ("heard", "stored", "kind"),
+    ("received", "stored", "kind"),
     [
         ([(2, "text.delta", {"text": "Ho"})], STREAM, "altered"),
         ([(3, "turn.failed", {})], STREAM, "altered"),
@@ -134,9 +134,9 @@ STREAM = [(1, "turn.started", {}), (2, "text.delta", {"text": "Hi"}), (3, *END)]
     ],
 )
 def test_the_checker_compares_streams(
-    heard: list[tuple[int, str, Any]], stored: list[tuple[int, str, Any]], kind: str | None
+    received: list[tuple[int, str, Any]], stored: list[tuple[int, str, Any]], kind: str | None
 ) -> None:
     findings = Findings()
-    events = [{"id": number, "name": name, "data": data} for number, name, data in heard]
+    events = [{"id": number, "name": name, "data": data} for number, name, data in received]
     check_events("conv_a/2", events, stored, findings)
     assert findings.is_clean if kind is None else getattr(findings, kind)

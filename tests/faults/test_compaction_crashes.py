@@ -1,8 +1,8 @@
 """kill -9 of the worker at every step of a compaction: real processes, the real database, strict providers.
 
-A worker dies at a named point, its time passes, and another one starts. Then the same holds whatever the point was: the
-job is taken over, the conversation is compacted once, no turn is missing or told twice, a summary whose answer was
-written down is not asked for again, every request can be made again to the byte, and the next turn is accepted.
+A worker dies at a named point, its leases expire, and another one starts. Then the same holds for every point: the job
+is taken over, the conversation is compacted once, no turn is missing or included twice, a summary whose answer was
+stored is not requested again, every request can be rebuilt byte for byte, and the next turn is accepted.
 """
 
 from collections.abc import AsyncIterator
@@ -19,8 +19,14 @@ from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from tests.conftest import StrataServer
 from tests.faults.server_fleet import Fleet, Launcher, open_fleet
-from tests.support.compaction_driver import walk_far
-from tests.support.conversation_driver import Walk, assert_all_accepted, assert_rebuilds, eventually, tells
+from tests.support.compaction_driver import drive_to_full_window
+from tests.support.conversation_driver import (
+    ConversationDriver,
+    assert_all_accepted,
+    assert_rebuilds,
+    eventually,
+    text_reply,
+)
 from tests.support.emulators import BOTH, EmulatedProviders
 from tests.support.http_driver import turns
 from tests.support.turn_service_driver import open_conversation, settle
@@ -28,21 +34,21 @@ from tests.support.turn_service_driver import open_conversation, settle
 KILLED = -9
 SUMMARY = "It was about foxes."
 SHORT: dict[str, Any] = {"summary_limit_tokens": 200}
-"""A history this short is worth a summary that is shorter still."""
+"""A history this short is summarised only if the summary is shorter still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """A point, and what has to be there after it."""
+    """A point, and the expected state after it."""
 
     at: str
     nth: int = 1
     asked: int = 0
-    """How often a summary was asked for by then."""
+    """How often a summary was requested by then."""
     is_paid: bool = False
-    """Whether its answer is on record."""
+    """Whether its answer is stored."""
     left_open: bool = False
-    """Whether its call is on record as one of which nobody knows how it ended."""
+    """Whether its call is stored with an unknown outcome."""
 
     def __str__(self) -> str:
         return self.at if self.nth == 1 else f"{self.at}_{self.nth}"
@@ -88,29 +94,29 @@ async def fleet(
 async def test_a_worker_killed_at_this_point_leaves_a_compaction_that_is_done_once(
     fleet: Fleet, strata_server: StrataServer, provider: str, crash: Crash
 ) -> None:
-    walk = await walk_far(strata_server, fleet.emulated, provider)
-    await queue_compaction(fleet.database, walk)
-    walk.emulated[provider].says(tells(SUMMARY), tells(SUMMARY))
+    driver = await drive_to_full_window(strata_server, fleet.emulated, provider)
+    await queue_compaction(fleet.database, driver)
+    driver.emulated[provider].queue_replies(text_reply(SUMMARY), text_reply(SUMMARY))
     worker = await fleet.start_worker(crash_at=crash.at, nth=crash.nth, **SHORT)
     assert await worker.ended() == KILLED
-    assert asked_count(walk, provider) == crash.asked
+    assert asked_count(driver, provider) == crash.asked
     await fleet.let_time_pass()
     await fleet.start_worker(**SHORT)
     await until_done(fleet.database)
-    walk.emulated[provider].lines.turns.clear()
+    driver.emulated[provider].lines.turns.clear()
 
     again = 0 if crash.is_paid else 1
-    assert asked_count(walk, provider) == crash.asked + again
-    calls = await walk.background_calls()
+    assert asked_count(driver, provider) == crash.asked + again
+    calls = await driver.background_calls()
     assert [call.end is None for call in calls] == [True] * crash.left_open + [False]
-    await prove_compacted_once(walk)
-    await walk.task("And on?", tells("On and on."))
-    assert await assert_rebuilds(walk)
-    assert_all_accepted(walk.emulated[provider].requests())
+    await prove_compacted_once(driver)
+    await driver.task("And on?", text_reply("On and on."))
+    assert await assert_rebuilds(driver)
+    assert_all_accepted(driver.emulated[provider].requests())
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_a_server_that_compacts_itself_and_dies_over_it_goes_on_when_it_is_back(
+async def test_a_server_with_an_inside_worker_that_dies_in_a_compaction_recovers(
     fleet: Fleet, strata_server: StrataServer, provider: str
 ) -> None:
     settings = {"compaction": {"policy": "threshold", "max_turns": 4, "keep_exchanges": 1}}
@@ -118,43 +124,43 @@ async def test_a_server_that_compacts_itself_and_dies_over_it_goes_on_when_it_is
     conversation = await open_conversation(store, tenant_id, provider, settings=settings)
     server = await fleet.start(crash_at="before_epoch", nth=2)
     for number in range(1, 4):
-        await server.talk.expect(200, "POST", turns(conversation.id), {"input": f"Task {number}."})
+        await server.api.expect(200, "POST", turns(conversation.id), {"input": f"Task {number}."})
     assert await server.ended() == KILLED
     healthy = await fleet.restart()
     await until_done(fleet.database)
     history = await store.load_history(tenant_id, conversation.id)
     assert [(segment.first_seq, segment.last_seq) for segment in history.segments] == [(1, 4)]
     assert [turn.seq for turn in history.source.buffered] == [5, 6]
-    answered = await healthy.talk.expect(200, "POST", turns(conversation.id), {"input": "And on?"})
+    answered = await healthy.api.expect(200, "POST", turns(conversation.id), {"input": "And on?"})
     assert answered["turn"]["state"] == "complete"
     assert_all_accepted(fleet.emulated[provider].requests())
 
 
-async def test_nobody_has_to_help_time_to_pass(fleet: Fleet, strata_server: StrataServer) -> None:
-    """As above, with a job that is really taken over when its worker has given no sign for long enough."""
-    walk = await walk_far(strata_server, fleet.emulated, "anthropic")
-    await queue_compaction(fleet.database, walk)
-    walk.emulated.anthropic.says(tells(SUMMARY))
+async def test_a_job_is_taken_over_after_the_real_timeout(fleet: Fleet, strata_server: StrataServer) -> None:
+    """As above, with a job that is really taken over when the heartbeat of its worker has been missing long enough."""
+    driver = await drive_to_full_window(strata_server, fleet.emulated, "anthropic")
+    await queue_compaction(fleet.database, driver)
+    driver.emulated.anthropic.queue_replies(text_reply(SUMMARY))
     worker = await fleet.start_worker(crash_at="after_answer", options={"takeover_seconds": 2.0}, **SHORT)
     assert await worker.ended() == KILLED
     await fleet.start_worker(options={"takeover_seconds": 2.0}, **SHORT)
     await until_done(fleet.database)
-    assert asked_count(walk, "anthropic") == 1
-    await prove_compacted_once(walk)
+    assert asked_count(driver, "anthropic") == 1
+    await prove_compacted_once(driver)
 
 
-async def queue_compaction(database: Database, walk: Walk) -> None:
-    """One job. The turns have asked for it already, as often as two: which point comes first would be chance."""
-    await settle(walk.program)
-    await walk.program.compaction_watch.close()
+async def queue_compaction(database: Database, driver: ConversationDriver) -> None:
+    """Queue one job. The turns have queued it already, perhaps twice: which point comes first would be chance."""
+    await settle(driver.program)
+    await driver.program.compaction_watch.close()
     async with database.connection() as connection:
         await connection.execute("DELETE FROM pgqueuer")
     queue = SentCompactions(JobSender(database))
-    await queue.queue_compaction(walk.tenant_id, walk.conversation_id)
+    await queue.queue_compaction(driver.tenant_id, driver.conversation_id)
 
 
 async def until_done(database: Database) -> None:
-    """Until nobody has anything to do any more."""
+    """Wait until no job is left."""
 
     async def is_empty() -> bool:
         async with database.connection() as connection:
@@ -163,20 +169,20 @@ async def until_done(database: Database) -> None:
     await eventually(is_empty)
 
 
-async def prove_compacted_once(walk: Walk) -> None:
-    """One more piece was moved, one summary stands for the oldest, and every turn is in exactly one place."""
-    store = walk.program.store
+async def prove_compacted_once(driver: ConversationDriver) -> None:
+    """One more piece was moved, one summary replaces the oldest, and every turn is in exactly one place."""
+    store = driver.program.store
     outlines: list[EpochOutline] = list(
-        (await store.list_epochs(walk.tenant_id, walk.conversation_id, limit=100)).items
+        (await store.list_epochs(driver.tenant_id, driver.conversation_id, limit=100)).items
     )
     reasons = [outline.reason for outline in outlines]
     assert reasons == [EpochReason.SUMMARISED, *[EpochReason.COMPACTED] * (len(reasons) - 1)]
-    history = await store.load_history(walk.tenant_id, walk.conversation_id)
+    history = await store.load_history(driver.tenant_id, driver.conversation_id)
     covered = [seq for piece in history.segments for seq in range(piece.first_seq, piece.last_seq + 1)]
-    all_turns = [turn.seq for turn in await walk.turns()]
+    all_turns = [turn.seq for turn in await driver.turns()]
     assert covered + [turn.seq for turn in history.source.buffered] == all_turns
     assert (history.source.static_text or "").count(SUMMARY) == 1
-    async with walk.program.database.connection() as connection:
+    async with driver.program.database.connection() as connection:
         pieces = await connection.fetch(
             "SELECT generation, position FROM segments ORDER BY generation, position",
         )
@@ -187,5 +193,5 @@ async def prove_compacted_once(walk: Walk) -> None:
     assert {row["generation"] for row in pieces} == {0, 1}
 
 
-def asked_count(walk: Walk, provider: str) -> int:
-    return sum("Write a summary" in str(request["body"]) for request in walk.emulated[provider].requests())
+def asked_count(driver: ConversationDriver, provider: str) -> int:
+    return sum("Write a summary" in str(request["body"]) for request in driver.emulated[provider].requests())

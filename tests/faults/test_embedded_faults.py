@@ -1,7 +1,6 @@
-"""The embedded Postgres under kill -9: of its users, of its supervisor, of Postgres itself, of all at once, at any
-moment.
+"""The embedded Postgres under kill -9 of its users, its supervisor, Postgres itself, and all at once, at any moment.
 
-Every user here is a process of its own, and every death a real SIGKILL.
+Every user here is a separate process, and every death a real SIGKILL.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ def seed() -> Iterator[Path]:
 
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
-    """Still to be made."""
+    """Not created yet."""
     with open_base_dir() as base:
         yield base / "data"
 
@@ -69,7 +68,7 @@ def start(data_dir: Path) -> Iterator[Callable[[], EmbeddedUser]]:
 
 def run(url: str, statement: str) -> list[object]:
     async def fetch() -> list[object]:
-        connection = await asyncpg.connect(url, timeout=5)
+        connection = await asyncpg.connect(url, timeout=30)
         try:
             return [row[0] for row in await connection.fetch(statement)]
         finally:
@@ -101,7 +100,7 @@ def postmaster_of(data_dir: Path) -> int:
 
 
 def kill_all_of(user: EmbeddedUser) -> int:
-    """Postgres first: it would end in good order without its supervisor. Its number."""
+    """Kill Postgres first: without its supervisor it would stop properly. Returns its pid."""
     postmaster = postmaster_of(user.data_dir)
     for pid in (postmaster, *(process.pid for process in supervisors_below(user.data_dir)), user.process.pid):
         os.kill(pid, signal.SIGKILL)
@@ -150,7 +149,7 @@ def test_ctrl_c_in_the_terminal_ends_only_the_user(made_dir: Path, start: Callab
     assert supervisors_below(made_dir) == [supervisor]
 
 
-def test_postgres_comes_back_after_kill_9_with_all_that_was_committed(
+def test_postgres_restarts_after_kill_9_with_everything_that_was_committed(
     made_dir: Path, start: Callable[[], EmbeddedUser]
 ) -> None:
     url = start().url()
@@ -162,10 +161,12 @@ def test_postgres_comes_back_after_kill_9_with_all_that_was_committed(
     assert has_numbers(url)
 
 
-def test_a_busy_backend_does_not_keep_a_killed_postgres_from_coming_back(
+def test_a_busy_backend_does_not_prevent_a_killed_postgres_from_restarting(
     made_dir: Path, start: Callable[[], EmbeddedUser]
 ) -> None:
-    """An orphan that computes does not look up, and Postgres does not start beside it."""
+    """An orphaned backend that computes does not notice the death of Postgres, and Postgres does not start next to
+    it.
+    """
     url = start().url()
 
     async def kill_under_load() -> None:
@@ -180,7 +181,7 @@ def test_a_busy_backend_does_not_keep_a_killed_postgres_from_coming_back(
     eventually(lambda: answers(url))
 
 
-def test_postgres_comes_back_each_time(made_dir: Path, start: Callable[[], EmbeddedUser]) -> None:
+def test_postgres_restarts_each_time(made_dir: Path, start: Callable[[], EmbeddedUser]) -> None:
     url = start().url()
     store_numbers(url)
     for _ in range(3):
@@ -204,7 +205,7 @@ def test_a_killed_supervisor_is_replaced_by_a_user(made_dir: Path, start: Callab
     assert supervisors_below(made_dir) == []
 
 
-def test_a_supervisor_killed_with_its_last_user_takes_postgres_down(
+def test_a_supervisor_killed_with_its_last_user_stops_postgres(
     made_dir: Path, start: Callable[[], EmbeddedUser]
 ) -> None:
     if sys.platform != "linux":
@@ -225,7 +226,7 @@ def test_everything_killed_at_once_is_recovered_by_the_next_start(start: Callabl
     assert has_numbers(start().url())
 
 
-def test_a_reused_process_number_harms_nobody(made_dir: Path, start: Callable[[], EmbeddedUser]) -> None:
+def test_a_reused_pid_is_not_signalled(made_dir: Path, start: Callable[[], EmbeddedUser]) -> None:
     user = start()
     store_numbers(user.url())
     killed = kill_all_of(user)
@@ -240,7 +241,7 @@ def test_a_reused_process_number_harms_nobody(made_dir: Path, start: Callable[[]
 
 
 @pytest.mark.parametrize("content", ["", "12", "nonsense\n", "99999999\n/somewhere\n"])
-def test_a_half_written_postmaster_file_is_no_obstacle(
+def test_a_half_written_postmaster_file_does_not_prevent_a_start(
     made_dir: Path, start: Callable[[], EmbeddedUser], content: str
 ) -> None:
     user = start()
@@ -252,7 +253,9 @@ def test_a_half_written_postmaster_file_is_no_obstacle(
     assert has_numbers(start().url())
 
 
-def test_six_at_once_on_a_new_directory_make_one_cluster(data_dir: Path, start: Callable[[], EmbeddedUser]) -> None:
+def test_six_concurrent_starts_on_a_new_directory_create_one_cluster(
+    data_dir: Path, start: Callable[[], EmbeddedUser]
+) -> None:
     users = [start() for _ in range(6)]
     (url,) = {user.url() for user in users}
     assert run(url, "SELECT 1") == [1]
@@ -262,8 +265,8 @@ def test_six_at_once_on_a_new_directory_make_one_cluster(data_dir: Path, start: 
     assert processes_below(data_dir) == []
 
 
-def test_users_that_come_and_go_never_miss_postgres(made_dir: Path, start: Callable[[], EmbeddedUser]) -> None:
-    """Each arrives while the one before is leaving, the supervisor deciding to stop in between."""
+def test_arriving_and_leaving_users_always_find_postgres(made_dir: Path, start: Callable[[], EmbeddedUser]) -> None:
+    """Each arrives while the one before is leaving and the supervisor decides to stop."""
     user = start()
     store_numbers(user.url())
     for _ in range(6):
@@ -316,7 +319,7 @@ def test_a_removed_data_directory_is_not_replaced_by_an_empty_one(
 
 @pytest.fixture
 def ordinary_user() -> Iterator[Callable[[Path], EmbeddedUser]]:
-    """Starts a process without privileges: under another account if the tests run as root."""
+    """Start a process without privileges: under another account if the tests run as root."""
     python = python_for_nobody() if ROOT else sys.executable
     users: list[EmbeddedUser] = []
 
@@ -329,7 +332,9 @@ def ordinary_user() -> Iterator[Callable[[Path], EmbeddedUser]]:
         user.end()
 
 
-def test_an_ordinary_user_has_it_all_to_itself(data_dir: Path, ordinary_user: Callable[[Path], EmbeddedUser]) -> None:
+def test_a_cluster_of_an_ordinary_user_is_private(
+    data_dir: Path, ordinary_user: Callable[[Path], EmbeddedUser]
+) -> None:
     home = data_dir.parent / "home"
     home.mkdir()
     if ROOT:

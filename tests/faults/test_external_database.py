@@ -1,6 +1,6 @@
-"""An external database that is away, goes away, or falls silent: the server says so, goes on, and recovers by itself.
+"""An external database that is unavailable, fails, or stops answering: the server reports it, continues, and recovers.
 
-A proxy stands between the two and breaks what it is told to break. Everything else is real.
+A proxy between the two breaks connections on request. Everything else is real.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ from tests.support.wire_proxy import Loss, WireProxy, open_proxy
 
 ASK = Statement("SELECT 1 AS one")
 SLEEP = Statement("SELECT pg_sleep(:seconds)")
-PATIENT_SECONDS = 30.0  # where the database answers, a slow machine does not make it late
-BRIEF_SECONDS = 1.5  # where it is silent, and the test waits for the limit
-BOUND_SECONDS = 12.0  # what the brief limits of an operation come to, with room for a slow machine
+PATIENT_SECONDS = 30.0  # If the database answers, a slow machine does not exceed this.
+BRIEF_SECONDS = 1.5  # If it is silent, the test waits for this limit.
+BOUND_SECONDS = 12.0  # The total of the brief limits of an operation, with room for a slow machine.
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def proxy(database: Database) -> AsyncIterator[WireProxy]:
 
 @pytest.fixture
 async def far(proxy: WireProxy) -> AsyncIterator[Database]:
-    """The database by way of the proxy."""
+    """The database through the proxy."""
     far = Database(DatabaseOptions(url=proxy.url(), connect_seconds=PATIENT_SECONDS, statement_seconds=PATIENT_SECONDS))
     yield far
     await far.close()
@@ -71,7 +71,7 @@ async def key_text(key_ring: PostgresKeyRing, tenant: Tenant) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A running server, asked by HTTP."""
+    """A running server, used over HTTP."""
 
     client: httpx2.AsyncClient
     key_text: str
@@ -83,7 +83,7 @@ class Served:
         return response.status_code, body
 
     async def expect_unready(self, code: str) -> None:
-        """The process lives, and says why it cannot serve."""
+        """The process is alive, and reports why it cannot serve."""
         assert (await self.ask("/healthz"))[0] == 200
         began = time.monotonic()
         status, body = await self.ask("/readyz")
@@ -95,7 +95,7 @@ class Served:
         assert time.monotonic() - began < 2 * BOUND_SECONDS
 
     async def expect_ready(self) -> None:
-        """Within a bound, and without any help."""
+        """Within a limit, and without any help."""
 
         async def ready() -> bool:
             return (await self.ask("/readyz"))[0] == 200
@@ -124,7 +124,7 @@ async def open_server(
 
 
 class TestServer:
-    async def test_it_starts_without_a_database_and_serves_when_one_comes(
+    async def test_it_starts_without_a_database_and_serves_when_one_is_available(
         self, proxy: WireProxy, key_text: str, tmp_path: Path
     ) -> None:
         await proxy.refuse()
@@ -134,7 +134,7 @@ class TestServer:
             await served.expect_ready()
             assert (await served.ask("/v1/key"))[0] == 200
 
-    async def test_it_outlives_a_loss_of_the_database_and_recovers(
+    async def test_it_survives_a_loss_of_the_database_and_recovers(
         self, proxy: WireProxy, key_text: str, tmp_path: Path
     ) -> None:
         async with open_server(proxy.url(), key_text, tmp_path) as served:
@@ -146,7 +146,7 @@ class TestServer:
             await served.expect_ready()
             assert (await served.ask("/v1/key"))[0] == 200
 
-    async def test_it_outlives_a_silent_database_and_recovers(
+    async def test_it_survives_a_silent_database_and_recovers(
         self, proxy: WireProxy, key_text: str, tmp_path: Path
     ) -> None:
         proxy.swallow()
@@ -160,7 +160,7 @@ class TestServer:
             await served.expect_ready()
             assert (await served.ask("/v1/key"))[0] == 200
 
-    async def test_it_stops_in_good_order_while_the_database_is_silent(
+    async def test_it_stops_properly_while_the_database_is_silent(
         self, proxy: WireProxy, key_text: str, tmp_path: Path
     ) -> None:
         async with open_server(proxy.url(), key_text, tmp_path, limit_seconds=BRIEF_SECONDS) as served:
@@ -193,7 +193,7 @@ class TestSchema:
         with pytest.raises(SchemaAhead, match="revision 29991231_01"):
             await open_server(empty.url, "", tmp_path).__aenter__()
 
-    async def test_a_server_that_meets_an_older_schema_later_waits_for_its_migration(
+    async def test_a_running_server_that_finds_an_older_schema_waits_for_its_migration(
         self, empty: DatabaseOptions, key_text: str, tmp_path: Path
     ) -> None:
         async with open_proxy(empty.url) as proxy:
@@ -206,7 +206,7 @@ class TestSchema:
                 await served.expect_ready()
                 assert (await served.ask("/v1/key"))[0] == 401
 
-    async def test_a_server_that_meets_a_newer_schema_later_does_not_serve(
+    async def test_a_running_server_that_finds_a_newer_schema_does_not_serve(
         self, empty: DatabaseOptions, key_text: str, tmp_path: Path
     ) -> None:
         await self._become_newer(empty)
@@ -219,20 +219,20 @@ class TestSchema:
 
 
 class TestLostConnections:
-    async def test_idle_connections_that_were_cut_are_noticed_by_nobody(self, far: Database, proxy: WireProxy) -> None:
+    async def test_idle_connections_that_were_cut_cause_no_error(self, far: Database, proxy: WireProxy) -> None:
         await asyncio.gather(*(far.run(SLEEP, seconds=0.05) for _ in range(5)))
         assert proxy.connections_made == 5
         for _ in range(3):
             proxy.cut()
             assert await asyncio.gather(*(far.run(ASK) for _ in range(5)))
 
-    async def test_connections_that_are_about_to_end_are_noticed_by_nobody(
+    async def test_connections_that_are_about_to_end_cause_no_error(
         self, far: Database, proxy: WireProxy, database: Database
     ) -> None:
-        """A server that stops says so first, and the connection ends a moment later."""
+        """A stopping server announces it, and the connection ends a moment later."""
         await far.run(ASK)
         proxy.announce_end()
-        await database.run(ASK)  # time for the message to arrive
+        await database.run(ASK)  # Time for the message to arrive.
         assert await far.run(ASK)
         assert proxy.connections_made == 2
 
@@ -254,7 +254,7 @@ class TestLostConnections:
         assert [tenant.name for tenant in await key_ring.list_tenants()] == ["once"]
         assert proxy.losses == 1
 
-    async def test_one_loss_makes_the_whole_pool_new(self, far: Database, proxy: WireProxy) -> None:
+    async def test_one_loss_replaces_the_whole_pool(self, far: Database, proxy: WireProxy) -> None:
         await asyncio.gather(*(far.run(SLEEP, seconds=0.05) for _ in range(3)))
         proxy.loss = Loss.REQUEST
         await far.run(ASK)
@@ -288,7 +288,7 @@ class TestLostConnections:
                 finished[conversation_id] += 1
 
         def all_went_on(before: dict[str, int]) -> bool:
-            # By two: the answer that ends the first may have been on its way before the cut.
+            # By two: the answer that ends the first may have been sent before the cut.
             return running.done() or all(finished[key] >= count + 2 for key, count in before.items())
 
         running = asyncio.gather(*(converse(conversation.id) for conversation in conversations))
@@ -303,7 +303,7 @@ class TestLostConnections:
 
 
 class TestEffectOfOne:
-    """The connection is lost in the middle of a write; whether the server has run it cannot be told."""
+    """The connection is lost in the middle of a write; the client cannot know whether the server has executed it."""
 
     @pytest.fixture(params=Loss)
     def loss(self, request: pytest.FixtureRequest) -> Loss:
@@ -367,16 +367,16 @@ class TestSilence:
         assert time.monotonic() - began < BOUND_SECONDS
         return caught.value
 
-    async def test_a_statement_without_an_answer_is_given_up(self, far: Database, proxy: WireProxy) -> None:
+    async def test_a_statement_without_an_answer_times_out(self, far: Database, proxy: WireProxy) -> None:
         before = await self._backends(far)
         proxy.swallow()
         error = await self._gives_up(far.run(ASK))
         assert error.message == "The database does not answer in time."
-        # The others of the pool are as silent: none of them may cost the next caller its time.
+        # The other connections of the pool are silent too: none of them may cost the next caller time.
         proxy.flow()
         assert (await self._backends(far)).isdisjoint(before)
 
-    async def test_a_caller_that_gives_up_is_not_held_back(self, far: Database, proxy: WireProxy) -> None:
+    async def test_a_cancelled_caller_returns_at_once(self, far: Database, proxy: WireProxy) -> None:
         await far.run(ASK)
         proxy.swallow()
         waiting = asyncio.create_task(far.run(ASK))
@@ -390,7 +390,7 @@ class TestSilence:
         assert await far.run(ASK)
         assert far.pool_counts() == (1, 0)
 
-    async def test_closing_has_an_end(self, far: Database, proxy: WireProxy) -> None:
+    async def test_closing_ends(self, far: Database, proxy: WireProxy) -> None:
         await asyncio.gather(*(far.run(SLEEP, seconds=0.05) for _ in range(3)))
         proxy.swallow()
         began = time.monotonic()

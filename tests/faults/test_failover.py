@@ -1,6 +1,6 @@
-"""Several hosts: a primary and a streaming standby that takes its place.
+"""Several hosts: a primary and a streaming standby that replaces it.
 
-Commits wait for the standby here, so what was acknowledged has to be there after a failover, whatever is killed when.
+Commits wait for the standby here, so everything that was acknowledged has to be present after any failover.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tests.support.wire_proxy import open_proxy
 Result = TypeVar("Result")
 
 BOUND_SECONDS = 8.0
-"""A failover is over this long after the promotion, with room for a slow machine."""
+"""A failover ends within this time after the promotion, with room for a slow machine."""
 PORT = Statement("SELECT inet_server_port() AS port")
 READ_WRITE = ("", "?target_session_attrs=read-write", "?target_session_attrs=primary")
 
@@ -62,7 +62,7 @@ async def open_pair(site: Site) -> Pair:
     await primary.fetch("CREATE DATABASE strata")
     await migrate_up(DatabaseOptions(url=primary.url("strata")))
     standby = site.standby(primary)
-    # Now and not before: a commit would wait for a standby that is not there, and the standby would copy the setting.
+    # Not earlier: a commit would wait for a missing standby, and the standby would copy the setting.
     await primary.fetch("ALTER SYSTEM SET synchronous_standby_names = '*'")
     await primary.fetch("SELECT pg_reload_conf()")
 
@@ -82,7 +82,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 async def lasting_pair(site: Site) -> Pair:
-    """For tests that only look."""
+    """For tests that only read."""
     return await open_pair(site)
 
 
@@ -103,21 +103,21 @@ async def port_of(database: Database) -> int:
 
 class TestChoice:
     @pytest.mark.parametrize("query", READ_WRITE)
-    async def test_the_host_that_takes_writes_is_taken_wherever_it_stands(self, lasting_pair: Pair, query: str) -> None:
+    async def test_the_host_that_accepts_writes_is_used_at_any_position(self, lasting_pair: Pair, query: str) -> None:
         primary, standby = lasting_pair.primary.port, lasting_pair.standby.port
         for ports in ((primary, standby), (standby, primary)):
             database = Database(lasting_pair.options(query, *ports))
             assert await port_of(database) == primary
             await database.close()
 
-    async def test_hosts_may_stand_in_the_query(self, lasting_pair: Pair) -> None:
+    async def test_hosts_may_be_in_the_query(self, lasting_pair: Pair) -> None:
         primary, standby = lasting_pair.primary.port, lasting_pair.standby.port
         url = f"postgresql://{USER}:{PASSWORD}@/strata?host=127.0.0.1,127.0.0.1&port={standby},{primary}"
         database = Database(DatabaseOptions(url=url))
         assert await port_of(database) == primary
         await database.close()
 
-    async def test_any_host_is_taken_where_any_is_asked_for(self, lasting_pair: Pair) -> None:
+    async def test_any_host_is_used_if_any_is_allowed(self, lasting_pair: Pair) -> None:
         standby = lasting_pair.standby.port
         database = Database(lasting_pair.options("?target_session_attrs=any", standby, lasting_pair.primary.port))
         assert await port_of(database) == standby
@@ -125,7 +125,7 @@ class TestChoice:
             await PostgresKeyRing(database).create_tenant("nowhere")
         await database.close()
 
-    async def test_standbys_alone_are_said_to_take_no_writes(self, lasting_pair: Pair) -> None:
+    async def test_standbys_alone_are_reported_as_read_only(self, lasting_pair: Pair) -> None:
         dead_and_standby = lasting_pair.options("", 1, lasting_pair.standby.port)
         database = Database(dead_and_standby)
         with pytest.raises(DatabaseUnavailable, match=r"None of the database hosts takes writes\."):
@@ -133,7 +133,7 @@ class TestChoice:
         await database.close()
 
     async def test_a_silent_host_costs_its_share_of_the_time_once(self, lasting_pair: Pair) -> None:
-        """A machine without power refuses nothing; it just does not answer."""
+        """A machine without power refuses no connection; it just does not answer."""
         primary = lasting_pair.primary
         async with open_proxy(primary.url("strata")) as silent:
             silent.swallow()
@@ -149,7 +149,9 @@ class TestChoice:
 
 class TestFailover:
     @pytest.mark.parametrize("query", READ_WRITE[:2])
-    async def test_the_store_goes_on_and_nothing_that_was_acknowledged_is_missing(self, pair: Pair, query: str) -> None:
+    async def test_the_store_continues_and_nothing_that_was_acknowledged_is_missing(
+        self, pair: Pair, query: str
+    ) -> None:
         database = Database(pair.options(query))
         store = PostgresStore(database)
         tenant = await PostgresKeyRing(database).create_tenant("acme")
@@ -185,7 +187,7 @@ class TestFailover:
             assert (after.revision, after.next_seq) == (count, count + 1)
         await database.close()
 
-    async def test_a_running_server_says_so_and_recovers(self, pair: Pair, tmp_path: Path) -> None:
+    async def test_a_running_server_reports_it_and_recovers(self, pair: Pair, tmp_path: Path) -> None:
         settings = Settings(
             database_url=SecretStr(pair.options().url),
             database_connect_seconds=2,
@@ -217,7 +219,7 @@ class TestFailover:
             known = await client.get("/v1/key", headers={"authorization": f"Bearer {key_text}"})
             assert known.status_code == 200
 
-    async def test_the_store_leaves_a_primary_that_was_demoted_under_its_connections(self, pair: Pair) -> None:
+    async def test_the_store_leaves_a_primary_that_was_demoted_during_its_connections(self, pair: Pair) -> None:
         database = Database(pair.options())
         store = PostgresStore(database)
         tenant = await PostgresKeyRing(database).create_tenant("acme")
@@ -237,8 +239,8 @@ class TestFailover:
         assert await port_of(database) == pair.standby.port
         await database.close()
 
-    async def test_the_store_leaves_a_primary_that_fell_silent(self, pair: Pair) -> None:
-        """What a machine without power looks like to those who were connected to it."""
+    async def test_the_store_leaves_a_silent_primary(self, pair: Pair) -> None:
+        """A machine without power, as its connected clients observe it."""
         async with open_proxy(pair.primary.url("strata")) as proxy:
             database = Database(replace(pair.options("?sslmode=disable", proxy.port, pair.standby.port)))
             store = PostgresStore(database)

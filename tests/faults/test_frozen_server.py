@@ -1,7 +1,7 @@
-"""A server that freezes between two statements does not hold up the others.
+"""A server that freezes between two statements does not block the others.
 
-The frozen one speaks to Postgres through a proxy that becomes a black hole while its statement waits for a row:
-Postgres runs the statement, and the server does nothing more, as after SIGSTOP.
+The frozen one is connected to Postgres through a proxy that passes nothing on while its statement waits for a row:
+Postgres executes the statement, and the server does nothing more, as after SIGSTOP.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from tests.support.builders import accept, user_input
 from tests.support.turn_service_driver import open_conversation
 from tests.support.wire_proxy import WireProxy, open_proxy
 
-PATIENCE_SECONDS = 20.0
+WAIT_SECONDS = 20.0
 SOON = 0.3
-"""After which Postgres ends a transaction that stands still, in these tests."""
+"""The time after which Postgres ends an idle transaction, in these tests."""
 
 
 @asynccontextmanager
 async def holding(database: Database, conversation_id: str) -> AsyncIterator[None]:
-    """The conversation's row is locked."""
+    """The row of the conversation is locked."""
     async with database.transaction() as connection:
         await connection.execute(
             "SELECT 1 FROM conversations WHERE id = $1 FOR UPDATE", decode_id(CONVERSATION, conversation_id)
@@ -40,9 +40,9 @@ async def holding(database: Database, conversation_id: str) -> AsyncIterator[Non
 
 
 async def until_waiting(database: Database, count: int = 1) -> None:
-    """Until exactly so many statements wait for a lock."""
-    async with asyncio.timeout(PATIENCE_SECONDS), database.connection() as connection:
-        while count != await connection.fetchval(  # noqa: ASYNC110  reason: nothing tells
+    """Wait until exactly this many statements wait for a lock."""
+    async with asyncio.timeout(WAIT_SECONDS), database.connection() as connection:
+        while count != await connection.fetchval(  # noqa: ASYNC110  reason: there is no event to wait for
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         ):
             await asyncio.sleep(0.01)
@@ -57,7 +57,7 @@ async def frozen_in(
     *,
     idle_seconds: float = SOON,
 ) -> AsyncIterator[None]:
-    """A server froze when its first statement that needs the conversation's row had got it."""
+    """A server froze when its first statement that needs the row of the conversation had locked it."""
     frozen = Database(replace(database.options, url=proxy.url(), pool_size=1, idle_transaction_seconds=idle_seconds))
     acting = asyncio.ensure_future(act(PostgresStore(frozen)))
     try:
@@ -65,7 +65,7 @@ async def frozen_in(
             await asyncio.sleep(0)
             await until_waiting(database)
             proxy.swallow()
-        # Now the frozen one has the row.
+        # Now the frozen one has locked the row.
         await until_waiting(database, 0)
         yield
     finally:
@@ -85,14 +85,14 @@ ACTS: dict[str, Callable[[str, str], Callable[[PostgresStore], Awaitable[object]
 
 
 @pytest.mark.parametrize("name", ACTS)
-async def test_others_go_on_while_a_server_is_frozen_in(
+async def test_others_continue_while_a_server_is_frozen_in(
     database: Database, store: PostgresStore, tenant: Tenant, name: str
 ) -> None:
     conversation = await open_conversation(store, tenant.id, "gemini")
     async with (
         open_proxy(database.options.url) as proxy,
         frozen_in(database, proxy, conversation, ACTS[name](tenant.id, conversation.id)),
-        asyncio.timeout(PATIENCE_SECONDS),
+        asyncio.timeout(WAIT_SECONDS),
     ):
         await store.enter_queue(tenant.id, conversation.id, limit=5, seconds=60)
         async with holding(database, conversation.id):
@@ -109,13 +109,13 @@ async def test_entering_the_queue_leaves_no_transaction_open(
     async with (
         open_proxy(database.options.url) as proxy,
         frozen_in(database, proxy, conversation, act, idle_seconds=never),
-        asyncio.timeout(PATIENCE_SECONDS),
+        asyncio.timeout(WAIT_SECONDS),
         holding(database, conversation.id),
     ):
         pass
 
 
-async def test_a_fork_that_freezes_does_not_keep_its_source_from_being_erased(
+async def test_a_frozen_fork_does_not_prevent_its_source_from_being_erased(
     database: Database, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await open_conversation(store, tenant.id, "gemini")
@@ -133,7 +133,7 @@ async def test_a_fork_that_freezes_does_not_keep_its_source_from_being_erased(
     async with (
         open_proxy(database.options.url) as proxy,
         frozen_in(database, proxy, conversation, fork),
-        asyncio.timeout(PATIENCE_SECONDS),
+        asyncio.timeout(WAIT_SECONDS),
     ):
         assert (await store.erase_conversation(tenant.id, conversation.id)).rows
 
@@ -151,7 +151,7 @@ class TestManyWhoEnterAtOnce:
                 return None
 
         async with asyncio.TaskGroup() as group, holding(database, conversation.id):
-            # All of them see an empty queue and wait for the same row.
+            # All of them find an empty queue and wait for the same row.
             entering = [group.create_task(enter()) for _ in range(10)]
             await until_waiting(database, 10)
         tickets = sorted(ticket for task in entering if (ticket := task.result()) is not None)
@@ -180,7 +180,7 @@ class TestManyWhoEnterAtOnce:
 
 
 class TestEveryConnection:
-    async def test_has_limits_for_locks_and_for_transactions_that_stand_still(self, database: Database) -> None:
+    async def test_has_limits_for_locks_and_idle_transactions(self, database: Database) -> None:
         connection = await connect(database.options)
         try:
             rows = await connection.fetch(
@@ -202,7 +202,7 @@ class TestEveryConnection:
             finally:
                 await connection.close()
 
-    async def test_that_waits_too_long_for_a_row_says_that_the_database_is_unavailable(
+    async def test_that_waits_too_long_for_a_row_reports_the_database_as_unavailable(
         self, database: Database, tenant: Tenant, store: PostgresStore
     ) -> None:
         conversation = await open_conversation(store, tenant.id, "gemini")

@@ -1,4 +1,6 @@
-"""Whatever goes wrong at a provider has its own error, keeps its bytes and what had arrived, and is tried once."""
+"""Every failure of a provider has its own error, keeps its bytes and the partial answer, and is not retried by the
+provider.
+"""
 
 import asyncio
 import socket
@@ -32,14 +34,14 @@ from server.providers.anthropic.provider import AnthropicProvider
 from server.providers.gemini.provider import GeminiProvider
 from server.providers.provider import Provider, ProviderAnswer, ProviderStream, StreamState
 from server.providers.wire.transport import WireLimits
-from tests.contracts.provider_rig import (
+from tests.contracts.provider_harness import (
     BRIEF,
-    PATIENCE_SECONDS,
+    WAIT_SECONDS,
     BuildProvider,
-    Rig,
+    ProviderHarness,
     build_payload,
     consume,
-    open_rig,
+    open_harness,
 )
 from tests.recordings.catalogue import load
 from tests.recordings.replay import Replay
@@ -50,23 +52,23 @@ SPEECH = Reply(thinking="Let me think about it.", text="Here is what I can say a
 
 
 @pytest.fixture(scope="module", params=["gemini", "anthropic"])
-async def shared_rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
+async def shared_harness(request: pytest.FixtureRequest) -> AsyncIterator[ProviderHarness]:
     vendor = request.param
     apps: dict[str, Any] = {"gemini": build_gemini_app, "anthropic": build_anthropic_app}
-    async with open_rig(apps[vendor], BUILDERS[vendor], MODELS[vendor]) as rig:
-        yield rig
+    async with open_harness(apps[vendor], BUILDERS[vendor], MODELS[vendor]) as harness:
+        yield harness
 
 
 @pytest.fixture
-async def rig(shared_rig: Rig) -> Rig:
-    await shared_rig.renew()
-    return shared_rig
+async def harness(shared_harness: ProviderHarness) -> ProviderHarness:
+    await shared_harness.renew()
+    return shared_harness
 
 
 async def fail(stream: ProviderStream, expected: type[ProviderFailed]) -> ProviderFailed:
-    """The error that the stream ends with, which is exactly the expected one."""
+    """Consume the stream. Returns its error, which has exactly the expected type."""
     with pytest.raises(ProviderFailed) as caught:
-        await asyncio.wait_for(consume(stream), PATIENCE_SECONDS)
+        await asyncio.wait_for(consume(stream), WAIT_SECONDS)
     assert type(caught.value) is expected
     assert stream.state is StreamState.FAILED
     assert stream.record.ended_at is not None
@@ -95,23 +97,25 @@ BEFORE = [
 
 
 @pytest.mark.parametrize("case", BEFORE, ids=str)
-async def test_a_refusal_has_its_error_and_its_bytes(rig: Rig, case: Case) -> None:
-    rig.fails(case.kind, message="In the words of billing.", **case.options)
-    stream = rig.provider.open_stream(rig.ask())
+async def test_a_refusal_has_its_error_and_its_bytes(harness: ProviderHarness, case: Case) -> None:
+    harness.inject_fault(case.kind, message="In the words of billing.", **case.options)
+    stream = harness.provider.open_stream(harness.ask())
     error = await fail(stream, case.error)
-    assert stream.record.status == (case.status[rig.provider.name] if isinstance(case.status, dict) else case.status)
+    assert stream.record.status == (
+        case.status[harness.provider.name] if isinstance(case.status, dict) else case.status
+    )
     assert b"In the words of billing." in stream.record.body
     assert error.details["provider_message"] == "In the words of billing."
     assert error.details.get("retry_after_seconds") == case.options.get("retry_after_seconds")
     assert stream.answer == ProviderAnswer()
-    assert len(rig.requests()) == 1
+    assert len(harness.requests()) == 1
 
 
-async def test_a_service_that_is_away_may_come_back(rig: Rig) -> None:
-    rig.fails(FaultKind.UNAVAILABLE)
+async def test_an_unavailable_service_may_become_available_again(harness: ProviderHarness) -> None:
+    harness.inject_fault(FaultKind.UNAVAILABLE)
     expected = {"gemini": ProviderOverloaded, "anthropic": ProviderUnavailable}
-    await fail(rig.provider.open_stream(rig.ask()), expected[rig.provider.name])
-    assert len(rig.requests()) == 1
+    await fail(harness.provider.open_stream(harness.ask()), expected[harness.provider.name])
+    assert len(harness.requests()) == 1
 
 
 WITHIN = [
@@ -129,53 +133,55 @@ WITHIN = [
 
 
 @pytest.mark.parametrize("case", WITHIN, ids=str)
-async def test_a_failure_in_the_middle_leaves_what_had_arrived(rig: Rig, case: Case) -> None:
-    rig.says(SPEECH)
-    rig.fails(case.kind, **case.options)
-    provider = rig.another(limits=BRIEF if case.kind is FaultKind.SILENCE else None)
-    stream = provider.open_stream(rig.ask("Tell me."))
+async def test_a_failure_in_the_middle_keeps_what_had_arrived(harness: ProviderHarness, case: Case) -> None:
+    harness.queue_replies(SPEECH)
+    harness.inject_fault(case.kind, **case.options)
+    provider = harness.another(limits=BRIEF if case.kind is FaultKind.SILENCE else None)
+    stream = provider.open_stream(harness.ask("Tell me."))
     await fail(stream, case.error)
     assert stream.record.status == 200
     assert stream.record.body
     assert stream.answer.blocks
     assert stream.answer.stop_reason is None
     assert stream.answer == provider.fold_body(stream.record.body)
-    assert len(rig.requests()) == 1
+    assert len(harness.requests()) == 1
 
 
 @pytest.mark.parametrize("kind", [FaultKind.EMPTY_STREAM, FaultKind.EMPTY_STOP])
-async def test_an_answer_without_a_word_is_a_failure(rig: Rig, kind: FaultKind) -> None:
-    rig.fails(kind)
-    stream = rig.provider.open_stream(rig.ask("Tell me."))
+async def test_an_answer_without_content_is_a_failure(harness: ProviderHarness, kind: FaultKind) -> None:
+    harness.inject_fault(kind)
+    stream = harness.provider.open_stream(harness.ask("Tell me."))
     await fail(stream, ProviderEmpty)
-    assert stream.answer == rig.provider.fold_body(stream.record.body)
-    assert len(rig.requests()) == 1
+    assert stream.answer == harness.provider.fold_body(stream.record.body)
+    assert len(harness.requests()) == 1
 
 
-async def test_silence_before_the_answer_is_a_time_out(rig: Rig) -> None:
-    rig.fails(FaultKind.SILENCE)
-    stream = rig.another(limits=BRIEF).open_stream(rig.ask())
+async def test_silence_before_the_answer_is_a_timeout(harness: ProviderHarness) -> None:
+    harness.inject_fault(FaultKind.SILENCE)
+    stream = harness.another(limits=BRIEF).open_stream(harness.ask())
     await fail(stream, ProviderTimedOut)
-    visit = await rig.watch.next_visit()
-    await asyncio.wait_for(visit.wait(), PATIENCE_SECONDS)
+    visit = await harness.watch.next_visit()
+    await asyncio.wait_for(visit.wait(), WAIT_SECONDS)
     assert (stream.record.status, stream.record.body) == (None, b"")
-    assert len(rig.requests()) == 1
+    assert len(harness.requests()) == 1
 
 
-async def test_a_request_that_breaks_a_rule_is_refused_in_the_providers_words(rig: Rig) -> None:
-    stream = rig.provider.open_stream(rig.ask(settings=CallSettings(extra={"no_such_field": 1})))
+async def test_a_request_that_breaks_a_rule_is_refused_with_the_message_of_the_provider(
+    harness: ProviderHarness,
+) -> None:
+    stream = harness.provider.open_stream(harness.ask(settings=CallSettings(extra={"no_such_field": 1})))
     error = await fail(stream, ProviderRejected)
     assert "no_such_field" in str(error.details["provider_message"])
     assert "no_such_field" in error.message
     assert stream.record.status == 400
 
 
-async def test_a_bad_key_is_refused(rig: Rig) -> None:
-    await fail(rig.another("invalid").open_stream(rig.ask()), ProviderAuthentication)
+async def test_a_bad_key_is_refused(harness: ProviderHarness) -> None:
+    await fail(harness.another("invalid").open_stream(harness.ask()), ProviderAuthentication)
 
 
 @pytest.mark.parametrize("vendor", ["gemini", "anthropic"])
-async def test_a_request_that_is_too_long_says_so(vendor: str) -> None:
+async def test_a_request_that_is_too_long_has_its_own_error(vendor: str) -> None:
     bodies = {
         "gemini": b'{"error":{"code":400,"message":"The input token count (1048577) exceeds the maximum number of'
         b' tokens allowed (1048576).","status":"INVALID_ARGUMENT"}}',
@@ -211,13 +217,13 @@ async def expect_refusal(vendor: str, status: int, body: bytes, error: type[Prov
         (504, ProviderTimedOut),
     ],
 )
-async def test_a_page_of_a_gateway_in_between_has_the_error_of_its_status(
+async def test_an_error_page_of_a_gateway_has_the_error_of_its_status(
     vendor: str, status: int, error: type[ProviderFailed]
 ) -> None:
     await expect_refusal(vendor, status, b"<html><h1>No</h1></html>", error)
 
 
-async def test_a_key_that_gemini_calls_an_invalid_argument_is_a_bad_key() -> None:
+async def test_a_key_that_gemini_calls_an_invalid_argument_is_an_invalid_key() -> None:
     body = (
         b'{"error":{"code":400,"message":"API key not valid. Please pass a valid API key.","status":"INVALID_ARGUMENT",'
         b'"details":[{"@type":"type.googleapis.com/google.rpc.ErrorInfo","reason":"API_KEY_INVALID"}]}}'
@@ -226,7 +232,7 @@ async def test_a_key_that_gemini_calls_an_invalid_argument_is_a_bad_key() -> Non
 
 
 @pytest.mark.parametrize("vendor", ["gemini", "anthropic"])
-async def test_a_host_that_nobody_listens_on_is_unavailable(vendor: str) -> None:
+async def test_a_host_without_a_listener_is_unavailable(vendor: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -252,7 +258,7 @@ async def test_a_connection_that_breaks_before_the_answer_is_a_cut(vendor: str) 
 
 
 @pytest.mark.parametrize("vendor", ["gemini", "anthropic"])
-async def test_one_byte_at_a_time_is_the_same_answer(vendor: str) -> None:
+async def test_an_answer_in_single_bytes_is_the_same_answer(vendor: str) -> None:
     body = load(vendor, "parallel_calls")
     async with emulating(Replay(pieces=[body[at : at + 1] for at in range(len(body))])) as url:
         provider = BUILDERS[vendor]("key", base_url=url)

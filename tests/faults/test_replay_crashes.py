@@ -1,4 +1,4 @@
-"""Replays whose workers die: every item is done once, and what was answered is asked for once."""
+"""Replays whose workers die: every item is done once, and every answer is requested once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,18 +12,24 @@ from server.jobs.replay import queue_replay
 from server.replay.rerun.replay import ItemState, Replay, ReplayLimits, ReplayState
 from server.replay.rerun.result import Outcome
 from tests.faults.server_fleet import Fleet
-from tests.support.conversation_driver import Walk, asks, assert_all_accepted, begin_walk, tells
+from tests.support.conversation_driver import (
+    ConversationDriver,
+    assert_all_accepted,
+    start_driver,
+    text_reply,
+    tool_reply,
+)
 from tests.support.emulators import EmulatedProviders
 from tests.support.replay_driver import arm_again, create_replay, draft_of, items_of, results_of
 
 CONVERSATIONS = 200
 PROVIDER = "anthropic"
-PATIENCE_SECONDS = 180.0
+WAIT_SECONDS = 180.0
 
 
 @pytest.fixture
 async def program(fleet: Fleet, server_settings: Settings, emulated: EmulatedProviders) -> AsyncIterator[Program]:
-    """Who records, looks on, and does no job."""
+    """A server that records conversations and has no worker."""
     async with (
         emulated.open(server_settings) as providers,
         open_program(emulated.point(server_settings), providers=providers) as opened,
@@ -34,10 +40,10 @@ async def program(fleet: Fleet, server_settings: Settings, emulated: EmulatedPro
 
 
 async def test_a_worker_may_die_at_any_point_of_an_item(program: Program, fleet: Fleet) -> None:
-    walk = await _record(program, fleet)
-    turns = await walk.turns()
+    driver = await _record(program, fleet)
+    turns = await driver.turns()
     emulated = fleet.emulated[PROVIDER]
-    replay = await create_replay(program, fleet.tenant.id, draft_of([walk.conversation_id]))
+    replay = await create_replay(program, fleet.tenant.id, draft_of([driver.conversation_id]))
     asked_before = len(emulated.requests())
     lost_after_asking = 0
     for point in ("after_claim", "after_accept", "after_begin_call", "after_last_byte", "after_finish", "after_result"):
@@ -58,19 +64,19 @@ async def test_a_worker_may_die_at_any_point_of_an_item(program: Program, fleet:
     assert len(emulated.requests()) - asked_before == 4 + lost_after_asking
     assert_all_accepted(emulated.requests())
     item = (await items_of(program, replay))[0]
-    # The third is no answer that got lost, but one whose price nobody had written down.
+    # The third is not a lost answer, but one whose price was not recorded.
     assert (item.state, item.lost_count) == (ItemState.DONE, 3)
 
 
 async def test_three_workers_of_which_one_is_killed_twice_do_every_item_once(program: Program, fleet: Fleet) -> None:
-    walk = await begin_walk(program, fleet.tenant.id, fleet.emulated, PROVIDER)
-    await walk.task("First.", tells("Cold."))
-    last = (await walk.turns())[-1].seq
+    driver = await start_driver(program, fleet.tenant.id, fleet.emulated, PROVIDER)
+    await driver.task("First.", text_reply("Cold."))
+    last = (await driver.turns())[-1].seq
     forks = [
-        await program.store.fork_conversation(fleet.tenant.id, walk.conversation_id, last)
+        await program.store.fork_conversation(fleet.tenant.id, driver.conversation_id, last)
         for _ in range(CONVERSATIONS - 1)
     ]
-    draft = draft_of([walk.conversation_id, *(fork.id for fork in forks)], limits=ReplayLimits(parallelism=3))
+    draft = draft_of([driver.conversation_id, *(fork.id for fork in forks)], limits=ReplayLimits(parallelism=3))
     replay = await create_replay(program, fleet.tenant.id, draft)
     emulated = fleet.emulated[PROVIDER]
     asked_before = len(emulated.requests())
@@ -99,13 +105,13 @@ async def test_three_workers_of_which_one_is_killed_twice_do_every_item_once(pro
     assert replay.spent_tokens > 0
 
 
-async def _record(program: Program, fleet: Fleet) -> Walk:
-    """Four answers."""
-    walk = await begin_walk(program, fleet.tenant.id, fleet.emulated, PROVIDER)
-    await walk.task("First.", asks("Oslo", "Bergen"), tells("Cold."), picture=True)
-    await walk.task("Second.", tells("Wet."))
-    await walk.task("Third.", tells("Fine."))
-    return walk
+async def _record(program: Program, fleet: Fleet) -> ConversationDriver:
+    """A conversation with four answers."""
+    driver = await start_driver(program, fleet.tenant.id, fleet.emulated, PROVIDER)
+    await driver.task("First.", tool_reply("Oslo", "Bergen"), text_reply("Cold."), picture=True)
+    await driver.task("Second.", text_reply("Wet."))
+    await driver.task("Third.", text_reply("Fine."))
+    return driver
 
 
 async def _queue(fleet: Fleet, replay: Replay, slots: int = 1) -> None:
@@ -113,8 +119,8 @@ async def _queue(fleet: Fleet, replay: Replay, slots: int = 1) -> None:
 
 
 async def _eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """On a busy machine it takes its time."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    """Poll; on a busy machine it may take long."""
+    async with asyncio.timeout(WAIT_SECONDS):
         while not await condition():  # noqa: ASYNC110  reason: what is waited for is in the database
             await asyncio.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""A process that was believed dead wakes up, while another one runs its item: it can do no harm."""
+"""A process that was considered dead resumes while another one runs its item: it does no harm."""
 
 import asyncio
 from dataclasses import replace
@@ -13,13 +13,13 @@ from server.replay.rerun.items import ReplayItems
 from server.replay.rerun.replay import ItemState, Replay, ReplayState
 from server.replay.rerun.result import Outcome
 from tests.conftest import StrataServer
-from tests.support.conversation_driver import asks, assert_all_accepted, begin_walk, tells
+from tests.support.conversation_driver import assert_all_accepted, start_driver, text_reply, tool_reply
 from tests.support.emulators import EmulatedProviders
 from tests.support.replay_driver import arm_again, create_replay, draft_of, items_of, results_of, shadow_turns
 
 
 class SleepyStore(PostgresStore):
-    """A store whose owner falls asleep before the nth step of a kind."""
+    """A store that blocks before the nth step of a kind."""
 
     def __init__(self, database: Database, point: str, nth: int) -> None:
         super().__init__(database)
@@ -56,7 +56,7 @@ class SleepyStore(PostgresStore):
         ("finish_turn", "list_expired_leases", 0),
     ],
 )
-async def test_whoever_wakes_up_beside_its_heir_does_no_harm(
+async def test_a_process_that_resumes_after_its_item_was_taken_over_does_no_harm(
     strata_server: StrataServer,
     emulated: EmulatedProviders,
     replay_store: Database,
@@ -65,13 +65,13 @@ async def test_whoever_wakes_up_beside_its_heir_does_no_harm(
     asked_again: int,
 ) -> None:
     program = strata_server.program
-    walk = await begin_walk(program, strata_server.tenant.id, emulated, "gemini")
-    await walk.task("First.", asks("Oslo"), tells("Cold."))
-    await walk.task("Second.", tells("Wet."))
-    turns = await walk.turns()
+    driver = await start_driver(program, strata_server.tenant.id, emulated, "gemini")
+    await driver.task("First.", tool_reply("Oslo"), text_reply("Cold."))
+    await driver.task("Second.", text_reply("Wet."))
+    turns = await driver.turns()
     arm_again(emulated, turns)
     asked_before = len(emulated.gemini.requests())
-    replay = await create_replay(program, walk.tenant_id, draft_of([walk.conversation_id]))
+    replay = await create_replay(program, driver.tenant_id, draft_of([driver.conversation_id]))
 
     sleeper = SleepyStore(replay_store, sleeps_at, 3)
     first = asyncio.create_task(_items(program, sleeper).run_all(replay.id))
@@ -98,17 +98,17 @@ async def test_whoever_wakes_up_beside_its_heir_does_no_harm(
     assert_all_accepted(emulated.gemini.requests())
 
 
-async def test_whoever_is_cut_off_writes_down_the_answer_that_has_come(
+async def test_a_worker_without_its_queue_stores_the_answer_that_has_arrived(
     strata_server: StrataServer, emulated: EmulatedProviders, replay_store: Database
 ) -> None:
-    """As a worker is that has lost its queue: the database may be back in a moment, and the answer is paid for."""
+    """The database may be back in a moment, and the answer has been billed."""
     program = strata_server.program
-    walk = await begin_walk(program, strata_server.tenant.id, emulated, "gemini")
-    await walk.task("First.", asks("Oslo"), tells("Cold."))
-    await walk.task("Second.", tells("Wet."))
-    arm_again(emulated, await walk.turns())
+    driver = await start_driver(program, strata_server.tenant.id, emulated, "gemini")
+    await driver.task("First.", tool_reply("Oslo"), text_reply("Cold."))
+    await driver.task("Second.", text_reply("Wet."))
+    arm_again(emulated, await driver.turns())
     asked_before = len(emulated.gemini.requests())
-    replay = await create_replay(program, walk.tenant_id, draft_of([walk.conversation_id]))
+    replay = await create_replay(program, driver.tenant_id, draft_of([driver.conversation_id]))
     sleeper = SleepyStore(replay_store, "finish_turn", 2)
     running = asyncio.create_task(_items(program, sleeper).run_all(replay.id))
     await sleeper.sleeps.wait()

@@ -1,8 +1,8 @@
 """kill -9 of the server at every step of a turn: real processes, the real database, strict providers.
 
-A server dies at a named point, its time passes, and another one starts. Then the same holds whatever the point was: the
-conversation goes on without help, nothing that was acknowledged is missing, nothing is there twice, and the provider is
-not asked again for a request that it was asked for.
+A server dies at a named point, its leases expire, and another one starts. Then the same holds for every point: the
+conversation continues without help, nothing that was acknowledged is missing, nothing is present twice, and the
+provider does not receive a request twice.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from server.conversation.block import TextBlock
 from server.conversation.call import OUTCOME_UNKNOWN
 from server.emulator.reply import FaultKind, Reply, ToolCall
 from server.postgres.store import PostgresStore
-from tests.faults.server_fleet import NEVER_SECONDS, PATIENCE_SECONDS, Fleet
+from tests.faults.server_fleet import NEVER_SECONDS, WAIT_SECONDS, Fleet
 from tests.support.emulators import BOTH
-from tests.support.http_driver import Talk, Told, turns
+from tests.support.http_driver import ApiClient, StreamedEvent, turns
 from tests.support.turn_service_driver import open_conversation
 from tests.support.verifying import verify
 
@@ -35,19 +35,19 @@ ENDS = {"turn.completed", "turn.failed", "turn.cancelled"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """A point, what has to go before it, and what has to be there after it."""
+    """A point, its precondition, and the expected state after it."""
 
     at: str
     asked: int
-    """How often the provider was asked by then."""
+    """How often the provider was called by then."""
     accepted: bool = True
     complete: bool = False
-    """Whether the answer is whole."""
+    """Whether the answer is complete."""
     keeps_text: bool = False
     """Whether some of its text was durable."""
     nth: int = 1
     faults: tuple[tuple[FaultKind, int], ...] = ()
-    """What goes wrong with the provider's answers, each after how many chunks."""
+    """The faults of the provider's answers, each with the number of chunks before it."""
     after_bytes: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ SILENT = (FaultKind.SILENCE, 0)
 BUSY = (FaultKind.UNAVAILABLE, 0)
 STOPS_SHORT = (FaultKind.SILENCE, 50)
 WORD = "emulated"
-"""In the text that the emulators improvise, and before the place where one stops short."""
+"""In the text that the emulators improvise, before the point where a faulty answer stops."""
 CRASHES = (
     Crash(at="before_accept", asked=0, accepted=False),
     Crash(at="after_accept", asked=0),
@@ -85,35 +85,35 @@ CRASHES = (
 
 @pytest.mark.parametrize("provider", BOTH)
 @pytest.mark.parametrize("crash", CRASHES, ids=lambda crash: f"{crash}{'_in_a_retry' if crash.asked == 2 else ''}")
-async def test_a_server_killed_at_this_point_leaves_a_conversation_that_goes_on(
+async def test_a_server_killed_at_this_point_leaves_a_conversation_that_continues(
     fleet: Fleet, store: PostgresStore, provider: str, crash: Crash
 ) -> None:
     side = fleet.emulated[provider]
     conversation = await open_conversation(store, fleet.tenant.id, provider)
     for kind, after_chunks in crash.faults:
-        side.fails(kind, after_chunks=after_chunks)
+        side.inject_fault(kind, after_chunks=after_chunks)
     if not crash.faults:
-        side.says(STORY)
+        side.queue_replies(STORY)
     server = await fleet.start(crash_at=crash.at, nth=crash.nth, after_bytes=crash.after_bytes, **crash.settings)
-    heard = await hear_until_cut(server.talk, conversation.id, TASK)
+    received = await read_until_cut(server.api, conversation.id, TASK)
     assert await server.ended() == KILLED
-    # The call is written down when it leaves; a process that dies over it may not get it out of the door.
+    # The call is recorded while it is sent; a process that dies in between may not have sent it.
     asked = {crash.asked - 1, crash.asked} if crash.at == "after_begin_call" else {crash.asked}
     assert len(side.requests()) in asked
     side.state.faults.clear()
-    assert not [name for _, name, _ in heard if name in ENDS]
+    assert not [name for _, name, _ in received if name in ENDS]
     durable = STORY.text if crash.at == "after_finish" or not crash.accepted else await durable_text(fleet, provider)
     assert bool(durable) is crash.keeps_text or not crash.accepted
 
-    healthy = (await fleet.restart()).talk
-    told = await healthy.hear("POST", turns(conversation.id), TASK, idempotency_key=ONCE)
+    healthy = (await fleet.restart()).api
+    replayed = await healthy.read_events("POST", turns(conversation.id), TASK, idempotency_key=ONCE)
     assert len(side.requests()) in (asked if crash.accepted else {1})
     whole = crash.complete or not crash.accepted
-    assert told[-1][1] == ("turn.completed" if whole else "turn.failed")
-    await prove_resumed(healthy, conversation.id, heard, told)
+    assert replayed[-1][1] == ("turn.completed" if whole else "turn.failed")
+    await prove_resumed(healthy, conversation.id, received, replayed)
     await prove_kept(healthy, conversation.id, durable, complete=whole)
 
-    # Whether or not anybody knows what became of it, each call that may be billed has a row.
+    # Each call that may be billed has a row, even if its outcome is unknown.
     calls = await store.list_calls(fleet.tenant.id, conversation.id, 2)
     assert len(calls) >= (crash.asked if crash.accepted else 1)
     last = calls[-1] if calls else None
@@ -131,43 +131,43 @@ async def test_a_server_killed_at_this_point_leaves_a_conversation_that_goes_on(
 
 @pytest.mark.parametrize("provider", BOTH)
 class TestKilledFromOutside:
-    """Where the moment is one that only the other side of a connection sees."""
+    """Moments that only the peer of a connection can observe."""
 
-    async def test_when_the_request_has_left_and_nothing_has_come(
+    async def test_when_the_request_was_sent_and_nothing_has_arrived(
         self, fleet: Fleet, store: PostgresStore, provider: str
     ) -> None:
         side = fleet.emulated[provider]
         conversation = await open_conversation(store, fleet.tenant.id, provider)
-        side.fails(FaultKind.SILENCE)
+        side.inject_fault(FaultKind.SILENCE)
         server = await fleet.start(**UNFLUSHED)
-        listening = asyncio.create_task(hear_until_cut(server.talk, conversation.id, TASK))
+        listening = asyncio.create_task(read_until_cut(server.api, conversation.id, TASK))
         await until(lambda: len(side.requests()) == 1)
         server.kill()
-        heard = await listening
+        received = await listening
         assert await server.ended() == KILLED
 
-        healthy = (await fleet.restart()).talk
-        told = await healthy.hear("POST", turns(conversation.id), TASK, idempotency_key=ONCE)
-        assert [name for _, name, _ in told] == ["turn.started", "turn.failed"]
-        assert told[-1][2]["error"]["code"] == "turn_interrupted"
+        healthy = (await fleet.restart()).api
+        replayed = await healthy.read_events("POST", turns(conversation.id), TASK, idempotency_key=ONCE)
+        assert [name for _, name, _ in replayed] == ["turn.started", "turn.failed"]
+        assert replayed[-1][2]["error"]["code"] == "turn_interrupted"
         assert len(side.requests()) == 1
-        await prove_resumed(healthy, conversation.id, heard, told)
+        await prove_resumed(healthy, conversation.id, received, replayed)
         assert (await healthy.say(conversation.id, "And then?"))["turn"]["state"] == "complete"
         await prove_tidy(fleet, healthy, conversation.id, 4)
 
-    async def test_when_the_end_was_told(self, fleet: Fleet, store: PostgresStore, provider: str) -> None:
+    async def test_when_the_end_was_sent(self, fleet: Fleet, store: PostgresStore, provider: str) -> None:
         side = fleet.emulated[provider]
         conversation = await open_conversation(store, fleet.tenant.id, provider)
-        side.says(STORY)
+        side.queue_replies(STORY)
         server = await fleet.start()
-        async with server.talk.listen("POST", turns(conversation.id), TASK, idempotency_key=ONCE) as (_, events):
-            heard = [event async for event in _until_the_end(events)]
+        async with server.api.listen("POST", turns(conversation.id), TASK, idempotency_key=ONCE) as (_, events):
+            received = [event async for event in _until_the_end(events)]
             server.kill()
         assert await server.ended() == KILLED
 
-        healthy = (await fleet.start()).talk
-        assert await healthy.hear("POST", turns(conversation.id), TASK, idempotency_key=ONCE) == heard
-        last = str(heard[-1][0])
+        healthy = (await fleet.start()).api
+        assert await healthy.read_events("POST", turns(conversation.id), TASK, idempotency_key=ONCE) == received
+        last = str(received[-1][0])
         assert (await healthy.ask("GET", f"{turns(conversation.id, 2)}/events", last_event_id=last)).status_code == 204
         assert len(side.requests()) == 1
         await healthy.say(conversation.id, "And then?")
@@ -176,45 +176,45 @@ class TestKilledFromOutside:
 
 @pytest.mark.parametrize("provider", BOTH)
 class TestAToolLoop:
-    async def test_calls_of_an_answer_that_nobody_heard_are_pending_and_can_be_answered(
+    async def test_calls_of_an_answer_that_no_client_received_are_pending_and_can_be_answered(
         self, fleet: Fleet, store: PostgresStore, provider: str
     ) -> None:
         for point in ("after_last_byte_flushed", "after_finish"):
             conversation = await open_conversation(store, fleet.tenant.id, provider)
-            fleet.emulated[provider].says(ASKS, STORY)
+            fleet.emulated[provider].queue_replies(ASKS, STORY)
             server = await fleet.start(crash_at=point)
-            await hear_until_cut(server.talk, conversation.id, TASK)
+            await read_until_cut(server.api, conversation.id, TASK)
             assert await server.ended() == KILLED
-            healthy = (await fleet.restart()).talk
-            told = await healthy.hear("POST", turns(conversation.id), TASK, idempotency_key=ONCE)
-            calls = told[-1][2]["conversation"]["pending_tool_calls"]
+            healthy = (await fleet.restart()).api
+            replayed = await healthy.read_events("POST", turns(conversation.id), TASK, idempotency_key=ONCE)
+            calls = replayed[-1][2]["conversation"]["pending_tool_calls"]
             assert [call["name"] for call in calls] == ["get_weather"]
             after = await healthy.expect(200, "POST", turns(conversation.id), results_of(calls))
             assert after["turn"]["state"] == "complete"
             await prove_tidy(fleet, healthy, conversation.id, 4)
 
     @pytest.mark.parametrize("point", ["before_accept", "after_accept", "before_call", "before_finish", "after_finish"])
-    async def test_goes_on_after_a_crash_with_its_results(
+    async def test_continues_after_a_crash_with_its_results(
         self, fleet: Fleet, store: PostgresStore, provider: str, point: str
     ) -> None:
         side = fleet.emulated[provider]
         conversation = await open_conversation(store, fleet.tenant.id, provider)
-        side.says(ASKS, STORY)
+        side.queue_replies(ASKS, STORY)
         server = await fleet.start(crash_at=point, nth=2, **UNFLUSHED)
-        asked = await server.talk.expect(200, "POST", turns(conversation.id), TASK)
+        asked = await server.api.expect(200, "POST", turns(conversation.id), TASK)
         results = results_of(asked["conversation"]["pending_tool_calls"])
-        heard = await hear_until_cut(server.talk, conversation.id, results)
+        received = await read_until_cut(server.api, conversation.id, results)
         assert await server.ended() == KILLED
         asked_count = len(side.requests())
 
-        healthy = (await fleet.restart()).talk
+        healthy = (await fleet.restart()).api
         pending = (await healthy.expect(200, "GET", f"/v1/conversations/{conversation.id}"))["pending_tool_calls"]
         assert len(pending) == (point == "before_accept")
-        told = await healthy.hear("POST", turns(conversation.id), results, idempotency_key=ONCE)
+        replayed = await healthy.read_events("POST", turns(conversation.id), results, idempotency_key=ONCE)
         whole = point in {"before_accept", "after_finish"}
-        assert told[-1][1] == ("turn.completed" if whole else "turn.failed")
+        assert replayed[-1][1] == ("turn.completed" if whole else "turn.failed")
         assert len(side.requests()) == asked_count + (point == "before_accept")
-        await prove_resumed(healthy, conversation.id, heard, told, seq=4)
+        await prove_resumed(healthy, conversation.id, received, replayed, seq=4)
         after = await healthy.say(conversation.id, "And then?")
         assert (after["turn"]["seq"], after["turn"]["state"]) == (6, "complete")
         await prove_tidy(fleet, healthy, conversation.id, 6)
@@ -227,9 +227,9 @@ class TestOthers:
     ) -> None:
         side = fleet.emulated.anthropic
         conversation = await open_conversation(store, fleet.tenant.id, "anthropic")
-        side.fails(FaultKind.SILENCE, after_chunks=STOPS_SHORT[1])
+        side.inject_fault(FaultKind.SILENCE, after_chunks=STOPS_SHORT[1])
         server = await fleet.start(crash_at="after_flush", after_bytes=WORD)
-        heard = await hear_until_cut(server.talk, conversation.id, TASK)
+        received = await read_until_cut(server.api, conversation.id, TASK)
         assert await server.ended() == KILLED
         durable = await durable_text(fleet, "anthropic")
         assert WORD in durable
@@ -237,71 +237,71 @@ class TestOthers:
         await fleet.let_time_pass()
         assert await recovering.ended() == KILLED
 
-        healthy = (await fleet.restart()).talk
-        told = await healthy.hear("POST", turns(conversation.id), TASK, idempotency_key=ONCE)
-        assert told[-1][1] == "turn.failed"
+        healthy = (await fleet.restart()).api
+        replayed = await healthy.read_events("POST", turns(conversation.id), TASK, idempotency_key=ONCE)
+        assert replayed[-1][1] == "turn.failed"
         assert len(side.requests()) == 1
-        await prove_resumed(healthy, conversation.id, heard, told)
+        await prove_resumed(healthy, conversation.id, received, replayed)
         await prove_kept(healthy, conversation.id, durable, complete=False)
         await healthy.say(conversation.id, "And then?")
         await prove_tidy(fleet, healthy, conversation.id, 4)
 
-    async def test_a_server_that_dies_while_a_turn_waits_in_it_lets_the_others_in(
+    async def test_a_server_that_dies_while_a_turn_waits_in_its_queue_admits_the_others(
         self, fleet: Fleet, store: PostgresStore
     ) -> None:
         side = fleet.emulated.gemini
         conversation = await open_conversation(store, fleet.tenant.id, "gemini")
-        side.fails(FaultKind.SILENCE)
-        healthy = (await fleet.start()).talk
+        side.inject_fault(FaultKind.SILENCE)
+        healthy = (await fleet.start()).api
         running = asyncio.create_task(healthy.ask("POST", turns(conversation.id), TASK))
         await until(lambda: len(side.requests()) == 1)
         dying = await fleet.start(crash_at="after_ticket")
         queued = {"input": "I wait.", "on_busy": "queue"}
-        assert await hear_until_cut(dying.talk, conversation.id, queued) == []
+        assert await read_until_cut(dying.api, conversation.id, queued) == []
         assert await dying.ended() == KILLED
         second = asyncio.create_task(
             healthy.expect(200, "POST", turns(conversation.id), {**queued, "input": "Me too."})
         )
         await healthy.expect(200, "POST", f"/v1/conversations/{conversation.id}/cancel")
         assert (await running).json()["turn"]["state"] == "cancelled"
-        # The dead one is still before it, until its ticket lapses.
+        # The ticket of the dead one is still before it, until it expires.
         assert (await healthy.ask("POST", turns(conversation.id), TASK)).status_code == 409
         assert not second.done()
         await fleet.let_time_pass()
         assert (await second)["turn"]["seq"] == 4
-        told = await healthy.hear("POST", turns(conversation.id), queued, idempotency_key=ONCE)
-        assert told[0][2]["seq"] == 6
+        replayed = await healthy.read_events("POST", turns(conversation.id), queued, idempotency_key=ONCE)
+        assert replayed[0][2]["seq"] == 6
         await prove_tidy(fleet, healthy, conversation.id, 6)
 
-    async def test_what_a_call_cost_that_another_followed_counts_after_a_crash_too(
+    async def test_the_cost_of_a_retried_call_counts_after_a_crash_too(
         self, fleet: Fleet, store: PostgresStore
     ) -> None:
         side = fleet.emulated.anthropic
         conversation = await open_conversation(store, fleet.tenant.id, "anthropic")
-        # Claude says what the input takes before it says anything else.
-        side.fails(FaultKind.OVERLOADED_MID_STREAM)
-        side.fails(FaultKind.SILENCE)
+        # Claude reports the input tokens before anything else.
+        side.inject_fault(FaultKind.OVERLOADED_MID_STREAM)
+        side.inject_fault(FaultKind.SILENCE)
         server = await fleet.start(crash_at="after_begin_call", nth=2)
-        await hear_until_cut(server.talk, conversation.id, TASK)
+        await read_until_cut(server.api, conversation.id, TASK)
         assert await server.ended() == KILLED
-        healthy = (await fleet.restart()).talk
-        told = await healthy.hear("POST", turns(conversation.id), TASK, idempotency_key=ONCE)
-        assert told[-1][2]["turn"]["usage"]["fresh_input_tokens"] > 0
+        healthy = (await fleet.restart()).api
+        replayed = await healthy.read_events("POST", turns(conversation.id), TASK, idempotency_key=ONCE)
+        assert replayed[-1][2]["turn"]["usage"]["fresh_input_tokens"] > 0
         await prove_tidy(fleet, healthy, conversation.id, 2)
 
-    async def test_nobody_has_to_help_time_to_pass(self, fleet: Fleet, store: PostgresStore) -> None:
-        """As above, with a lease that really runs out while a listener and a writer wait for it."""
+    async def test_a_turn_is_recovered_after_the_real_lease(self, fleet: Fleet, store: PostgresStore) -> None:
+        """As above, with a lease that really expires while a listener and a writer wait for it."""
         side = fleet.emulated.anthropic
         conversation = await open_conversation(store, fleet.tenant.id, "anthropic")
-        side.fails(FaultKind.SILENCE, after_chunks=STOPS_SHORT[1])
+        side.inject_fault(FaultKind.SILENCE, after_chunks=STOPS_SHORT[1])
         server = await fleet.start(crash_at="after_flush", after_bytes=WORD, lease_seconds=3)
-        heard = await hear_until_cut(server.talk, conversation.id, TASK)
+        received = await read_until_cut(server.api, conversation.id, TASK)
         assert await server.ended() == KILLED
-        healthy = (await fleet.start(lease_seconds=3)).talk
+        healthy = (await fleet.start(lease_seconds=3)).api
         events = f"{turns(conversation.id, 2)}/events"
-        after = {"last_event_id": str(heard[-1][0])} if heard else {}
+        after = {"last_event_id": str(received[-1][0])} if received else {}
         resumed, again, next_one = await asyncio.gather(
-            healthy.hear("GET", events, **after),
+            healthy.read_events("GET", events, **after),
             healthy.ask("POST", turns(conversation.id), TASK, idempotency_key=ONCE),
             healthy.expect(200, "POST", turns(conversation.id), {"input": "And then?", "on_busy": "queue"}),
         )
@@ -312,51 +312,56 @@ class TestOthers:
         await prove_tidy(fleet, healthy, conversation.id, 4)
 
 
-async def hear_until_cut(talk: Talk, conversation_id: str, body: dict[str, Any]) -> list[Told]:
-    """What comes of a turn before its server dies."""
-    heard: list[Told] = []
-    # Keep-alives would let a server that goes on for ever look alive for ever.
+async def read_until_cut(api: ApiClient, conversation_id: str, body: dict[str, Any]) -> list[StreamedEvent]:
+    """Read the events of a turn until its server dies."""
+    received: list[StreamedEvent] = []
+    # Keep-alives would make a server that never ends look alive.
     with suppress(httpx2.TransportError):
         async with (
-            asyncio.timeout(PATIENCE_SECONDS),
-            talk.listen("POST", turns(conversation_id), body, idempotency_key=ONCE) as (answer, events),
+            asyncio.timeout(WAIT_SECONDS),
+            api.listen("POST", turns(conversation_id), body, idempotency_key=ONCE) as (answer, events),
         ):
             assert answer.status_code == 200
             async for event in events:
-                heard.append(event)  # noqa: PERF401  reason: what came before the cut counts
-    return heard
+                received.append(event)  # noqa: PERF401  reason: the events before the cut are needed
+    return received
 
 
 async def prove_resumed(
-    healthy: Talk, conversation_id: str, heard: list[Told], told: list[Told], *, seq: int = 2
+    healthy: ApiClient,
+    conversation_id: str,
+    received: list[StreamedEvent],
+    replayed: list[StreamedEvent],
+    *,
+    seq: int = 2,
 ) -> None:
-    """Whoever was cut off hears the rest, and the end exactly once; whoever comes anew hears the same as before."""
-    last = heard[-1][0] if heard else 0
+    """A resumed stream has the rest, and the end exactly once; a new stream has the same events as before."""
+    last = received[-1][0] if received else 0
     events = f"{turns(conversation_id, seq)}/events"
-    assert await healthy.hear("GET", events) == told
-    resumed = await healthy.hear("GET", events, last_event_id=str(last))
-    assert [name for _, name, _ in resumed if name in ENDS] == [told[-1][1]]
-    assert resumed[-1][1:] == told[-1][1:]
+    assert await healthy.read_events("GET", events) == replayed
+    resumed = await healthy.read_events("GET", events, last_event_id=str(last))
+    assert [name for _, name, _ in resumed if name in ENDS] == [replayed[-1][1]]
+    assert resumed[-1][1:] == replayed[-1][1:]
     assert [number for number, _, _ in resumed] == list(range(last + 1, last + 1 + len(resumed)))
-    # What both have heard, they have heard alike: a number never means two things.
-    both = min(len(heard), len(told) - 1)
-    assert heard[:both] == told[:both]
-    if told[-1][1] == "turn.completed":
-        assert heard + resumed == told
+    # Events in both are equal: a number never has two meanings.
+    both = min(len(received), len(replayed) - 1)
+    assert received[:both] == replayed[:both]
+    if replayed[-1][1] == "turn.completed":
+        assert received + resumed == replayed
 
 
-async def prove_kept(healthy: Talk, conversation_id: str, text: str, *, complete: bool) -> None:
-    """The input as it was sent, and of the answer what was durable."""
+async def prove_kept(healthy: ApiClient, conversation_id: str, text: str, *, complete: bool) -> None:
+    """The input is stored as sent, and the durable part of the answer."""
     task = await healthy.expect(200, "GET", turns(conversation_id, 1))
     assert [block["text"] for block in task["blocks"]] == [TASK["input"]]
     answer = await healthy.expect(200, "GET", turns(conversation_id, 2))
     assert answer["state"] == ("complete" if complete else "interrupted")
-    said = "".join(block["text"] for block in answer["blocks"] if block["type"] == "text")
-    assert said == text
+    stored_text = "".join(block["text"] for block in answer["blocks"] if block["type"] == "text")
+    assert stored_text == text
 
 
 async def durable_text(fleet: Fleet, provider: str) -> str:
-    """What the bytes say that a dead server has left behind."""
+    """The text in the bytes that a dead server has left."""
     async with fleet.database.connection() as connection:
         rows = await connection.fetch("SELECT data FROM call_chunks ORDER BY attempt, byte_offset")
     fold = FOLDS[provider]()
@@ -364,8 +369,10 @@ async def durable_text(fleet: Fleet, provider: str) -> str:
     return "".join(block.text for block in fold.answer.blocks if isinstance(block, TextBlock))
 
 
-async def prove_tidy(fleet: Fleet, healthy: Talk, conversation_id: str, last_seq: int) -> None:
-    """Every number once, one turn for the key, and nothing held or half-written: all of it can be proven."""
+async def prove_tidy(fleet: Fleet, healthy: ApiClient, conversation_id: str, last_seq: int) -> None:
+    """Every number exists once, the key has one turn, nothing is locked or incomplete, and everything can be
+    verified.
+    """
     page = await healthy.expect(200, "GET", f"{turns(conversation_id)}?limit=100")
     assert [turn["seq"] for turn in page["data"]] == list(range(1, last_seq + 1))
     async with fleet.database.connection() as connection:
@@ -395,13 +402,13 @@ def results_of(calls: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Until it holds. The emulators live in this process and must be let live."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110  reason: nothing tells
+    """Poll until the condition holds. The emulators run in this process and must not be blocked."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():  # noqa: ASYNC110  reason: there is no event to wait for
             await asyncio.sleep(0.01)
 
 
-async def _until_the_end(events: AsyncIterator[Told]) -> AsyncIterator[Told]:
+async def _until_the_end(events: AsyncIterator[StreamedEvent]) -> AsyncIterator[StreamedEvent]:
     async for event in events:
         yield event
         if event[1] in ENDS:

@@ -1,6 +1,7 @@
-"""A turn ends whatever goes wrong while it ends: a lost connection, a hanging library, an answer that cannot be stored.
+"""A turn ends in spite of any failure at its end: a lost connection, a hanging library, an answer that cannot be
+stored.
 
-The store, the providers and the folds are wrapped at their ports to bring each fault about at a known moment.
+The store, the providers and the folds are wrapped at their ports to inject each fault at a known moment.
 """
 
 import asyncio
@@ -53,7 +54,7 @@ from server.turns.service import TurnService
 from server.turns.stored import OpenFold
 from server.turns.tools import TurnLimits, TurnTools
 from tests.support.builders import accept, definition, user_input
-from tests.support.conversation_driver import asks, tells, until_asked
+from tests.support.conversation_driver import text_reply, tool_reply, until_asked
 from tests.support.emulators import BOTH, MODELS, EmulatedProviders
 from tests.support.turn_service_driver import (
     WEATHER,
@@ -72,8 +73,8 @@ QUICK = TurnLimits(lease_seconds=LONG, flush_seconds=0.01)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rig:
-    """One process' turn service, on a store and providers of the test's making."""
+class TurnHarness:
+    """The turn service of one process, on a store and providers of the test."""
 
     service: TurnService
     store: PostgresStore
@@ -84,8 +85,8 @@ class Rig:
     tenant_id: str
 
 
-class OpenRig:
-    """Makes rigs on the test's database."""
+class OpenHarness:
+    """Opens harnesses on the database of the test."""
 
     def __init__(self, database: Database, tenant: Tenant, settings: Settings, emulated: EmulatedProviders) -> None:
         self._database = database
@@ -101,7 +102,7 @@ class OpenRig:
         limits: TurnLimits = QUICK,
         wrap: Callable[[Provider], Any] = lambda provider: provider,
         folds: Mapping[str, OpenFold] = FOLDS,
-    ) -> AsyncIterator[Rig]:
+    ) -> AsyncIterator[TurnHarness]:
         renderer = JinjaRenderer(load_templates(None), RenderLimits())
         tracing = open_tracing(None, None, "test", "1")
         metrics = Metrics(version="1")
@@ -122,7 +123,7 @@ class OpenRig:
                 limits=limits,
             )
             try:
-                yield Rig(
+                yield TurnHarness(
                     service=TurnService(tools, running_turns),
                     store=opened,
                     database=self._database,
@@ -138,26 +139,28 @@ class OpenRig:
 
 
 @pytest.fixture
-def open_rig(database: Database, tenant: Tenant, server_settings: Settings, emulated: EmulatedProviders) -> OpenRig:
-    return OpenRig(database, tenant, server_settings, emulated)
+def open_harness(
+    database: Database, tenant: Tenant, server_settings: Settings, emulated: EmulatedProviders
+) -> OpenHarness:
+    return OpenHarness(database, tenant, server_settings, emulated)
 
 
-async def _end_all_leases(rig: Rig) -> None:
-    """As if their time had run out."""
-    async with rig.database.connection() as connection:
+async def _end_all_leases(harness: TurnHarness) -> None:
+    """Expire all leases."""
+    async with harness.database.connection() as connection:
         await connection.execute(
             "UPDATE conversations SET lease_expires_at = now() - interval '1 second' WHERE lease_token IS NOT NULL"
         )
 
 
-async def _find_answer(rig: Rig, conversation_id: str, seq: int = 2) -> ModelResponseTurn:
-    turn = await rig.store.load_turn(rig.tenant_id, conversation_id, seq)
+async def _find_answer(harness: TurnHarness, conversation_id: str, seq: int = 2) -> ModelResponseTurn:
+    turn = await harness.store.load_turn(harness.tenant_id, conversation_id, seq)
     assert isinstance(turn, ModelResponseTurn)
     return turn
 
 
-async def _goes_on(rig: Rig, conversation_id: str) -> None:
-    ended = await say(rig.service, rig.tenant_id, user_task(conversation_id, "And then?"))
+async def _goes_on(harness: TurnHarness, conversation_id: str) -> None:
+    ended = await say(harness.service, harness.tenant_id, user_task(conversation_id, "And then?"))
     assert (ended.turn.seq, ended.turn.state) == (4, TurnState.COMPLETE)
 
 
@@ -199,8 +202,8 @@ class TestALostConnection:
         async with database.connection() as connection:
             assert await connection.fetchval("SELECT 1") == 1
 
-    async def test_while_a_turn_ends_does_not_make_it_immortal(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, monkeypatch: pytest.MonkeyPatch
+    async def test_while_a_turn_ends_does_not_keep_it_running(
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         release = asyncpg.Pool.release
 
@@ -211,15 +214,17 @@ class TestALostConnection:
                 raise pg.InternalClientError("unexpected")
 
         monkeypatch.setattr(asyncpg.Pool, "release", fail)
-        emulated["gemini"].says(tells("Once upon a time."))
-        async with open_rig(store=WritingStore, wrap=Slow) as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, "gemini")
-            ended = await say(rig.service, rig.tenant_id, user_task(conversation.id))
+        emulated["gemini"].queue_replies(text_reply("Once upon a time."))
+        async with open_harness(store=WritingStore, wrap=Slow) as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, "gemini")
+            ended = await say(harness.service, harness.tenant_id, user_task(conversation.id))
             assert ended.turn.state is TurnState.COMPLETE
-            assert (await rig.store.load_conversation(rig.tenant_id, conversation.id)).state is ConversationState.IDLE
+            assert (
+                await harness.store.load_conversation(harness.tenant_id, conversation.id)
+            ).state is ConversationState.IDLE
 
-    async def test_a_checkpoint_that_swallows_its_cancellation_is_left_behind(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, monkeypatch: pytest.MonkeyPatch
+    async def test_a_checkpoint_that_swallows_its_cancellation_is_abandoned(
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(turn_keeper, "_STOP_SECONDS", 0.05)
         let_go = asyncio.Event()
@@ -231,16 +236,16 @@ class TestALostConnection:
                         await let_go.wait()
                 return await super().append_chunks(lease, chunks, lease_seconds=lease_seconds)
 
-        emulated["gemini"].says(tells("Once upon a time."))
-        async with open_rig(store=DeafStore, wrap=Slow) as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, "gemini")
-            ended = await say(rig.service, rig.tenant_id, user_task(conversation.id))
+        emulated["gemini"].queue_replies(text_reply("Once upon a time."))
+        async with open_harness(store=DeafStore, wrap=Slow) as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, "gemini")
+            ended = await say(harness.service, harness.tenant_id, user_task(conversation.id))
             assert text_of(ended) == "Once upon a time."
             let_go.set()
 
 
 class Slow:
-    """A provider whose streams wait a little behind their last byte, so that a checkpoint is under way."""
+    """A provider whose streams pause after their last byte, so that a checkpoint is running."""
 
     def __init__(self, provider: Provider, seconds: float = 0.2) -> None:
         self._provider = provider
@@ -281,18 +286,18 @@ class Hanging(Slow):
 class TestATurnWithoutProgress:
     limits = replace(QUICK, ending_seconds=0.2)
 
-    async def test_is_ended_by_the_server_with_what_the_provider_said(
-        self, open_rig: OpenRig, emulated: EmulatedProviders
+    async def test_is_ended_by_the_server_with_what_had_arrived(
+        self, open_harness: OpenHarness, emulated: EmulatedProviders
     ) -> None:
-        emulated["gemini"].says(tells("Once upon a time."))
-        async with open_rig(wrap=Hanging, limits=self.limits) as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, "gemini")
-            ended = await say(rig.service, rig.tenant_id, user_task(conversation.id))
+        emulated["gemini"].queue_replies(text_reply("Once upon a time."))
+        async with open_harness(wrap=Hanging, limits=self.limits) as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, "gemini")
+            ended = await say(harness.service, harness.tenant_id, user_task(conversation.id))
             assert (ended.turn.state, text_of(ended)) == (TurnState.COMPLETE, "Once upon a time.")
-            assert b"strata_turns_stalled_total 1.0" in rig.metrics.render()
+            assert b"strata_turns_stalled_total 1.0" in harness.metrics.render()
 
-    async def test_that_cannot_be_cancelled_is_given_up_and_recovered(
-        self, open_rig: OpenRig, emulated: EmulatedProviders
+    async def test_that_cannot_be_cancelled_is_abandoned_and_recovered(
+        self, open_harness: OpenHarness, emulated: EmulatedProviders
     ) -> None:
         let_go = asyncio.Event()
 
@@ -302,21 +307,21 @@ class TestATurnWithoutProgress:
                     with suppress(asyncio.CancelledError):
                         await let_go.wait()
 
-        emulated["gemini"].says(tells("Once upon a time."))
-        async with open_rig(wrap=Deaf, limits=replace(self.limits, lease_seconds=1)) as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, "gemini")
-            handle = await rig.service.take_turn(rig.tenant_id, user_task(conversation.id))
+        emulated["gemini"].queue_replies(text_reply("Once upon a time."))
+        async with open_harness(wrap=Deaf, limits=replace(self.limits, lease_seconds=1)) as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, "gemini")
+            handle = await harness.service.take_turn(harness.tenant_id, user_task(conversation.id))
             with pytest.raises(TurnStalled):
                 await handle.wait()
             # Nothing renews the lease any more.
-            while not await TurnRecovery(rig.tools).recover(conversation.id):  # noqa: ASYNC110  reason: nothing tells
+            while not await TurnRecovery(harness.tools).recover(conversation.id):  # noqa: ASYNC110  reason: nothing tells
                 await asyncio.sleep(0.05)
-            turn = await _find_answer(rig, conversation.id)
+            turn = await _find_answer(harness, conversation.id)
             assert turn.state in {TurnState.COMPLETE, TurnState.INTERRUPTED}
             let_go.set()
 
     async def test_whose_answer_cannot_be_written_wakes_its_listeners(
-        self, open_rig: OpenRig, emulated: EmulatedProviders
+        self, open_harness: OpenHarness, emulated: EmulatedProviders
     ) -> None:
         class Stuck(PostgresStore):
             async def finish_turn(self, lease: Lease, answer: NewAnswer) -> Finished:
@@ -325,19 +330,19 @@ class TestATurnWithoutProgress:
                 return await super().finish_turn(lease, answer)
 
         recovering = asyncio.Event()
-        emulated["gemini"].says(tells("Once upon a time."))
-        async with open_rig(store=Stuck, limits=self.limits) as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, "gemini")
-            handle = await rig.service.take_turn(rig.tenant_id, user_task(conversation.id))
+        emulated["gemini"].queue_replies(text_reply("Once upon a time."))
+        async with open_harness(store=Stuck, limits=self.limits) as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, "gemini")
+            handle = await harness.service.take_turn(harness.tenant_id, user_task(conversation.id))
             with pytest.raises(TurnStalled):
                 await read_all(handle)
             recovering.set()
-            await _end_all_leases(rig)
-            await _goes_on(rig, conversation.id)
+            await _end_all_leases(harness)
+            await _goes_on(harness, conversation.id)
 
 
 class Choosy(PostgresStore):
-    """Refuses every answer with content, as a database does whose columns cannot hold it."""
+    """Refuses every answer with content, like a database whose columns cannot store it."""
 
     async def finish_turn(self, lease: Lease, answer: NewAnswer) -> Finished:
         if text_in(answer):
@@ -352,25 +357,25 @@ def text_in(answer: NewAnswer) -> bool:
 @pytest.mark.parametrize("provider", BOTH)
 class TestAnAnswerThatCannotBeStored:
     async def test_ends_the_turn_and_keeps_every_byte(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, provider: str
     ) -> None:
-        emulated[provider].says(tells("A poisoned apple."), tells("Better."))
-        async with open_rig(store=Choosy) as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
-            ended = await say(rig.service, rig.tenant_id, user_task(conversation.id))
+        emulated[provider].queue_replies(text_reply("A poisoned apple."), text_reply("Better."))
+        async with open_harness(store=Choosy) as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, provider)
+            ended = await say(harness.service, harness.tenant_id, user_task(conversation.id))
             assert (ended.turn.state, ended.turn.error_code) == (TurnState.FAILED, AnswerUnstorable.code)
             assert (ended.turn.blocks, ended.turn.cost_usd) == ((), None)
-            call = await _only_call(rig, conversation.id)
+            call = await _only_call(harness, conversation.id)
             assert call.end is not None
             assert b"apple" in (call.end.raw_response or b"")
             assert call.end.error_code == AnswerUnstorable.code
             assert {"kind": AnswerUnstorable.code} in call.start.warnings
-            await _goes_on(rig, conversation.id)
-            assert (await verify(rig.database, [conversation.id])).mismatches == ()
-            assert (await rig.store.erase_conversation(rig.tenant_id, conversation.id)).rows
+            await _goes_on(harness, conversation.id)
+            assert (await verify(harness.database, [conversation.id])).mismatches == ()
+            assert (await harness.store.erase_conversation(harness.tenant_id, conversation.id)).rows
 
     async def test_not_even_its_bytes_still_ends_the_turn(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, provider: str
     ) -> None:
         class Choosier(PostgresStore):
             async def finish_turn(self, lease: Lease, answer: NewAnswer) -> Finished:
@@ -378,15 +383,15 @@ class TestAnAnswerThatCannotBeStored:
                     raise pg.DataError("no")
                 return await super().finish_turn(lease, answer)
 
-        emulated[provider].says(tells("A poisoned apple."), tells("Better."))
-        async with open_rig(store=Choosier) as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
-            ended = await say(rig.service, rig.tenant_id, user_task(conversation.id))
+        emulated[provider].queue_replies(text_reply("A poisoned apple."), text_reply("Better."))
+        async with open_harness(store=Choosier) as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, provider)
+            ended = await say(harness.service, harness.tenant_id, user_task(conversation.id))
             assert (ended.turn.state, ended.turn.error_code) == (TurnState.FAILED, AnswerUnstorable.code)
-            await _goes_on(rig, conversation.id)
+            await _goes_on(harness, conversation.id)
 
-    async def test_an_attempt_that_cannot_be_stored_does_not_keep_the_turn_from_ending(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+    async def test_an_attempt_that_cannot_be_stored_does_not_prevent_the_turn_from_ending(
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, provider: str
     ) -> None:
         class Choosy(PostgresStore):
             async def end_call(self, lease: Lease, start: Any, end: Any) -> None:
@@ -394,35 +399,35 @@ class TestAnAnswerThatCannotBeStored:
                     raise pg.DataError("no")
                 await super().end_call(lease, start, end)
 
-        emulated[provider].fails(FaultKind.OVERLOADED)
-        emulated[provider].says(tells("Better."))
-        async with open_rig(store=Choosy) as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
-            ended = await say(rig.service, rig.tenant_id, user_task(conversation.id))
+        emulated[provider].inject_fault(FaultKind.OVERLOADED)
+        emulated[provider].queue_replies(text_reply("Better."))
+        async with open_harness(store=Choosy) as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, provider)
+            ended = await say(harness.service, harness.tenant_id, user_task(conversation.id))
             assert text_of(ended) == "Better."
-            failed, _ = await rig.store.list_calls(rig.tenant_id, conversation.id, 2)
+            failed, _ = await harness.store.list_calls(harness.tenant_id, conversation.id, 2)
             assert failed.end is not None
             assert failed.end.raw_response
 
     async def test_a_fold_with_a_bug_ends_the_turn_as_internal(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, provider: str
     ) -> None:
         class Buggy(Slow):
             def open_stream(self, payload: Payload) -> "SlowStream":
                 return BuggyStream(self._provider.open_stream(payload), self._wait)
 
-        emulated[provider].says(tells("A poisoned apple."), tells("Better."))
-        async with open_rig(wrap=Buggy) as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
-            ended = await say(rig.service, rig.tenant_id, user_task(conversation.id))
+        emulated[provider].queue_replies(text_reply("A poisoned apple."), text_reply("Better."))
+        async with open_harness(wrap=Buggy) as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, provider)
+            ended = await say(harness.service, harness.tenant_id, user_task(conversation.id))
             assert ended.turn.state is TurnState.FAILED
             assert ended.turn.error_code in {Internal.code, AnswerUnstorable.code}
-            call = await _only_call(rig, conversation.id)
+            call = await _only_call(harness, conversation.id)
             assert call.end is not None
             assert call.end.raw_response
 
     async def test_a_turn_whose_counts_exceed_32_bits_is_stored_and_reported(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, provider: str
     ) -> None:
         class Generous(PostgresStore):
             async def finish_turn(self, lease: Lease, answer: NewAnswer) -> Finished:
@@ -432,18 +437,18 @@ class TestAnAnswerThatCannotBeStored:
                     lease, replace(answer, usage=usage, end=replace(answer.end, usage=usage))
                 )
 
-        emulated[provider].says(tells("Expensive."))
-        async with open_rig(store=Generous) as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
-            await say(rig.service, rig.tenant_id, user_task(conversation.id))
-            turn = await _find_answer(rig, conversation.id)
+        emulated[provider].queue_replies(text_reply("Expensive."))
+        async with open_harness(store=Generous) as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, provider)
+            await say(harness.service, harness.tenant_id, user_task(conversation.id))
+            turn = await _find_answer(harness, conversation.id)
             assert (turn.usage.fresh_input_tokens, turn.usage.output_tokens) == (2**31, 2**40)
-            fork = await rig.store.fork_conversation(rig.tenant_id, conversation.id, 2)
-            assert (await _find_answer(rig, fork.id)).usage == turn.usage
+            fork = await harness.store.fork_conversation(harness.tenant_id, conversation.id, 2)
+            assert (await _find_answer(harness, fork.id)).usage == turn.usage
 
 
 class BuggyStream(SlowStream):
-    """A stream whose fold raises over its answer, whenever it is asked for it."""
+    """A stream whose fold raises when its answer is read."""
 
     @property
     def answer(self) -> ProviderAnswer:
@@ -456,13 +461,13 @@ class BuggyStream(SlowStream):
         raise RecursionError
 
 
-async def _only_call(rig: Rig, conversation_id: str) -> Call:
-    (call,) = await rig.store.list_calls(rig.tenant_id, conversation_id, 2)
+async def _only_call(harness: TurnHarness, conversation_id: str) -> Call:
+    (call,) = await harness.store.list_calls(harness.tenant_id, conversation_id, 2)
     return call
 
 
 class BuggyFold:
-    """A fold that raises what no fold should."""
+    """A fold that raises an unexpected error."""
 
     @property
     def answer(self) -> ProviderAnswer:
@@ -491,7 +496,7 @@ class MortalStore(PostgresStore):
         self._dead = False
 
     async def die(self) -> None:
-        """Returns when no checkpoint is under way any more."""
+        """Return when no checkpoint is running."""
         async with self._checkpoint:
             self._dead = True
 
@@ -509,80 +514,80 @@ class ForgetfulStore(MortalStore):
         raise DatabaseUnavailable
 
 
-async def _kill(rig: Rig) -> None:
-    """No heartbeat of the server comes any more, and the time of its leases has run out."""
-    assert isinstance(rig.store, MortalStore)
-    await rig.store.die()
-    await _end_all_leases(rig)
+async def _kill(harness: TurnHarness) -> None:
+    """Stop the heartbeat of the server and expire its leases."""
+    assert isinstance(harness.store, MortalStore)
+    await harness.store.die()
+    await _end_all_leases(harness)
 
 
 @pytest.mark.parametrize("provider", BOTH)
 class TestRecovery:
-    async def _orphan(self, rig: Rig, emulated: EmulatedProviders, provider: str) -> str:
-        """A conversation whose process died in the middle of an answer that it had begun to write down."""
-        conversation = await open_conversation(rig.store, rig.tenant_id, provider)
-        emulated[provider].fails(FaultKind.SILENCE, after_chunks=3)
-        emulated[provider].says(tells("A poisoned apple, and a long story about it that never ends."))
-        handle = await rig.service.take_turn(rig.tenant_id, user_task(conversation.id))
-        while not await rig.store.list_chunks(rig.tenant_id, conversation.id, 2, attempt=1):  # noqa: ASYNC110  reason: nothing tells
+    async def _orphan(self, harness: TurnHarness, emulated: EmulatedProviders, provider: str) -> str:
+        """A conversation whose process died in the middle of an answer that was partly checkpointed."""
+        conversation = await open_conversation(harness.store, harness.tenant_id, provider)
+        emulated[provider].inject_fault(FaultKind.SILENCE, after_chunks=3)
+        emulated[provider].queue_replies(text_reply("A poisoned apple, and a long story about it that never ends."))
+        handle = await harness.service.take_turn(harness.tenant_id, user_task(conversation.id))
+        while not await harness.store.list_chunks(harness.tenant_id, conversation.id, 2, attempt=1):  # noqa: ASYNC110  reason: there is no event to wait for
             await asyncio.sleep(0.01)
         assert handle.seq == 2
         return conversation.id
 
     async def test_of_an_answer_that_cannot_be_read_keeps_its_bytes(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, provider: str
     ) -> None:
         other = next(name for name in BOTH if name != provider)
         folds = {**FOLDS, provider: _open_buggy}
-        async with open_rig(store=MortalStore) as dying, open_rig(folds=folds) as rig:
+        async with open_harness(store=MortalStore) as dying, open_harness(folds=folds) as harness:
             poisoned = await self._orphan(dying, emulated, provider)
             healthy = await self._orphan(dying, emulated, other)
             await _kill(dying)
-            assert await TurnRecovery(rig.tools).recover() == 2
-            turn = await _find_answer(rig, poisoned)
+            assert await TurnRecovery(harness.tools).recover() == 2
+            turn = await _find_answer(harness, poisoned)
             assert (turn.state, turn.error_code) == (TurnState.INTERRUPTED, AnswerUnreadable.code)
-            call = await _only_call(rig, poisoned)
+            call = await _only_call(harness, poisoned)
             assert call.end is not None
             assert call.end.raw_response
-            assert (await _find_answer(rig, healthy)).error_code == TurnInterrupted.code
-            assert (await rig.store.erase_conversation(rig.tenant_id, poisoned)).rows
+            assert (await _find_answer(harness, healthy)).error_code == TurnInterrupted.code
+            assert (await harness.store.erase_conversation(harness.tenant_id, poisoned)).rows
 
     async def test_of_a_turn_without_a_recorded_call_records_one_with_an_unknown_outcome(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, provider: str
     ) -> None:
-        async with open_rig() as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
-            emulated[provider].says(tells("Hi."), tells("Better."))
-            await say(rig.service, rig.tenant_id, user_task(conversation.id))
+        async with open_harness() as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, provider)
+            emulated[provider].queue_replies(text_reply("Hi."), text_reply("Better."))
+            await say(harness.service, harness.tenant_id, user_task(conversation.id))
             # A process accepts the next turn, and dies.
-            await accept(rig.store, rig.tenant_id, user_input(conversation.id))
-            await _end_all_leases(rig)
-            assert await TurnRecovery(rig.tools).recover() == 1
-            (call,) = await rig.store.list_calls(rig.tenant_id, conversation.id, 4)
+            await accept(harness.store, harness.tenant_id, user_input(conversation.id))
+            await _end_all_leases(harness)
+            assert await TurnRecovery(harness.tools).recover() == 1
+            (call,) = await harness.store.list_calls(harness.tenant_id, conversation.id, 4)
             assert call.end is not None
             assert (call.start.request_hash, call.end.cost_usd) == (b"", None)
-            outcome = explain_outcome(call, await _find_answer(rig, conversation.id, 4), None)
+            outcome = explain_outcome(call, await _find_answer(harness, conversation.id, 4), None)
             assert outcome.kind is OutcomeKind.UNKNOWN
             (note,) = call.start.warnings
             assert str(note["estimated_cost_usd"]) in outcome.explanation
-            ended = await say(rig.service, rig.tenant_id, user_task(conversation.id, "And then?"))
+            ended = await say(harness.service, harness.tenant_id, user_task(conversation.id, "And then?"))
             assert ended.turn.state is TurnState.COMPLETE
-            assert (await verify(rig.database, [conversation.id])).mismatches == ()
+            assert (await verify(harness.database, [conversation.id])).mismatches == ()
 
     async def test_is_not_needed_to_erase_the_conversation(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, provider: str
     ) -> None:
-        async with open_rig(store=MortalStore) as rig:
-            orphan = await self._orphan(rig, emulated, provider)
+        async with open_harness(store=MortalStore) as harness:
+            orphan = await self._orphan(harness, emulated, provider)
             with pytest.raises(ConversationBusy):
-                await rig.store.erase_conversation(rig.tenant_id, orphan)
-            await _kill(rig)
-            assert (await rig.store.erase_conversation(rig.tenant_id, orphan)).rows
-            async with rig.database.connection() as connection:
+                await harness.store.erase_conversation(harness.tenant_id, orphan)
+            await _kill(harness)
+            assert (await harness.store.erase_conversation(harness.tenant_id, orphan)).rows
+            async with harness.database.connection() as connection:
                 assert not await connection.fetch("SELECT FROM call_chunks")
 
-    async def test_of_one_that_cannot_be_ended_does_not_hold_up_the_others(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+    async def test_of_a_turn_that_cannot_be_ended_does_not_block_the_others(
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, provider: str
     ) -> None:
         class Broken(PostgresStore):
             async def take_over_lease(self, lease: Lease, **options: Any) -> Lease:
@@ -590,65 +595,69 @@ class TestRecovery:
                     raise pg.DataError("no")
                 return await super().take_over_lease(lease, **options)
 
-        async with open_rig(store=MortalStore) as dying, open_rig(store=Broken) as rig:
+        async with open_harness(store=MortalStore) as dying, open_harness(store=Broken) as harness:
             orphans = sorted([await self._orphan(dying, emulated, provider) for _ in range(3)])
             poisoned = orphans[0]
             await _kill(dying)
-            assert await TurnRecovery(rig.tools).recover() == 2
+            assert await TurnRecovery(harness.tools).recover() == 2
             for conversation_id in orphans[1:]:
-                assert (await _find_answer(rig, conversation_id)).state is TurnState.INTERRUPTED
+                assert (await _find_answer(harness, conversation_id)).state is TurnState.INTERRUPTED
 
 
-async def _move(rig: Rig, conversation_id: str, provider: str) -> None:
-    """The conversation goes on with a new version of its assistant, of another provider."""
-    assistant_id = (await rig.store.load_conversation(rig.tenant_id, conversation_id)).assistant_id
+async def _move(harness: TurnHarness, conversation_id: str, provider: str) -> None:
+    """The conversation continues with a new version of its assistant, of another provider."""
+    assistant_id = (await harness.store.load_conversation(harness.tenant_id, conversation_id)).assistant_id
     changed = definition(provider=provider, model=MODELS[provider], tools=(WEATHER,), settings={})
-    version = (await rig.store.revise_assistant(rig.tenant_id, assistant_id, changed)).version
-    await rig.store.change_conversation(rig.tenant_id, conversation_id, ConversationChange(assistant_version=version))
+    version = (await harness.store.revise_assistant(harness.tenant_id, assistant_id, changed)).version
+    await harness.store.change_conversation(
+        harness.tenant_id, conversation_id, ConversationChange(assistant_version=version)
+    )
 
 
 @pytest.mark.parametrize("provider", BOTH)
 class TestATurnThatDiedBeforeItsCallWasRecorded:
-    async def _die_asking(self, rig: Rig, emulated: EmulatedProviders, request: TurnRequest) -> int:
+    async def _die_asking(self, harness: TurnHarness, emulated: EmulatedProviders, request: TurnRequest) -> int:
         for name in BOTH:
-            emulated[name].fails(FaultKind.SILENCE)
-        handle = await rig.service.take_turn(rig.tenant_id, request)
+            emulated[name].inject_fault(FaultKind.SILENCE)
+        handle = await harness.service.take_turn(harness.tenant_id, request)
         await until_asked(emulated)
         return handle.seq
 
-    async def _recover(self, rig: Rig, conversation_id: str, seq: int) -> tuple[ModelResponseTurn, Sequence[Call]]:
-        await _kill(rig)
-        assert await TurnRecovery(rig.tools).recover(conversation_id) == 1
-        calls = await rig.store.list_calls(rig.tenant_id, conversation_id, seq)
-        return await _find_answer(rig, conversation_id, seq), calls
+    async def _recover(
+        self, harness: TurnHarness, conversation_id: str, seq: int
+    ) -> tuple[ModelResponseTurn, Sequence[Call]]:
+        await _kill(harness)
+        assert await TurnRecovery(harness.tools).recover(conversation_id) == 1
+        calls = await harness.store.list_calls(harness.tenant_id, conversation_id, seq)
+        return await _find_answer(harness, conversation_id, seq), calls
 
-    async def test_in_a_tool_loop_was_asked_of_the_provider_of_the_loop(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+    async def test_in_a_tool_loop_was_sent_to_the_provider_of_the_loop(
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, provider: str
     ) -> None:
         other = next(name for name in BOTH if name != provider)
-        emulated[provider].says(asks("Oslo"))
-        async with open_rig(store=ForgetfulStore) as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
-            asked = await say(rig.service, rig.tenant_id, user_task(conversation.id))
-            await _move(rig, conversation.id, other)
-            seq = await self._die_asking(rig, emulated, tool_results(conversation.id, calls_of(asked)))
-            turn, (call,) = await self._recover(rig, conversation.id, seq)
+        emulated[provider].queue_replies(tool_reply("Oslo"))
+        async with open_harness(store=ForgetfulStore) as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, provider)
+            asked = await say(harness.service, harness.tenant_id, user_task(conversation.id))
+            await _move(harness, conversation.id, other)
+            seq = await self._die_asking(harness, emulated, tool_results(conversation.id, calls_of(asked)))
+            turn, (call,) = await self._recover(harness, conversation.id, seq)
             assert (turn.provider, turn.model) == (provider, MODELS[provider])
             assert (call.start.provider, call.start.model) == (provider, MODELS[provider])
 
-    async def test_was_asked_of_the_provider_that_the_conversation_had_then(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+    async def test_was_sent_to_the_provider_that_the_conversation_had_then(
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, provider: str
     ) -> None:
         other = next(name for name in BOTH if name != provider)
-        async with open_rig(store=ForgetfulStore) as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
-            seq = await self._die_asking(rig, emulated, user_task(conversation.id))
-            await _move(rig, conversation.id, other)
-            turn, (call,) = await self._recover(rig, conversation.id, seq)
+        async with open_harness(store=ForgetfulStore) as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, provider)
+            seq = await self._die_asking(harness, emulated, user_task(conversation.id))
+            await _move(harness, conversation.id, other)
+            turn, (call,) = await self._recover(harness, conversation.id, seq)
             assert (turn.provider, call.start.provider) == (provider, provider)
 
-    async def test_before_its_epoch_began_was_asked_of_nobody(
-        self, open_rig: OpenRig, emulated: EmulatedProviders, provider: str
+    async def test_before_its_epoch_began_was_sent_to_no_provider(
+        self, open_harness: OpenHarness, emulated: EmulatedProviders, provider: str
     ) -> None:
         other = next(name for name in BOTH if name != provider)
         stuck = asyncio.Event()
@@ -659,12 +668,12 @@ class TestATurnThatDiedBeforeItsCallWasRecorded:
                     await asyncio.Event().wait()
                 await super().begin_epoch(*arguments, **options)
 
-        emulated[provider].says(tells("Once upon a time."))
-        async with open_rig(store=Stuck) as rig:
-            conversation = await open_conversation(rig.store, rig.tenant_id, provider)
-            await say(rig.service, rig.tenant_id, user_task(conversation.id))
-            await _move(rig, conversation.id, other)
+        emulated[provider].queue_replies(text_reply("Once upon a time."))
+        async with open_harness(store=Stuck) as harness:
+            conversation = await open_conversation(harness.store, harness.tenant_id, provider)
+            await say(harness.service, harness.tenant_id, user_task(conversation.id))
+            await _move(harness, conversation.id, other)
             stuck.set()
-            handle = await rig.service.take_turn(rig.tenant_id, user_task(conversation.id, "And then?"))
-            turn, calls = await self._recover(rig, conversation.id, handle.seq)
+            handle = await harness.service.take_turn(harness.tenant_id, user_task(conversation.id, "And then?"))
+            turn, calls = await self._recover(harness, conversation.id, handle.seq)
             assert (turn.provider, turn.cost_usd, len(calls)) == (other, Decimal(0), 0)

@@ -1,4 +1,6 @@
-"""Two server processes on one database: a turn that runs in one is listened to, waited for and ended in the other."""
+"""Two server processes on one database: a turn that runs in one is streamed, awaited and cancelled through the
+other.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, MutableMapping
@@ -14,10 +16,10 @@ from server.emulator.reply import Reply
 from server.emulator.server import emulating
 from server.emulator.state import build_state
 from server.postgres.store import PostgresStore
-from tests.contracts.provider_rig import Lines
-from tests.faults.server_fleet import PATIENCE_SECONDS, Fleet
+from tests.contracts.provider_harness import Lines
+from tests.faults.server_fleet import WAIT_SECONDS, Fleet
 from tests.support.emulators import BOTH, Emulated, EmulatedProviders
-from tests.support.http_driver import Told, turns
+from tests.support.http_driver import StreamedEvent, turns
 from tests.support.turn_service_driver import open_conversation
 
 STORY = Reply(thinking="What would be nice?", text="Once upon a time there was a fox who lived by the sea.")
@@ -27,7 +29,7 @@ HELD_AFTER = 9
 
 
 class Gate:
-    """Lets the first chunks of every answer through, and the rest when it is opened."""
+    """Passes the first chunks of every answer on, and the rest when it is opened."""
 
     def __init__(self) -> None:
         self._open = asyncio.Event()
@@ -58,7 +60,7 @@ def gate() -> Gate:
 
 @pytest.fixture
 async def emulated(gate: Gate) -> AsyncIterator[EmulatedProviders]:
-    """Both providers, behind the gate."""
+    """Both providers, with the gate in front of them."""
     async with AsyncExitStack() as stack:
         sides = {}
         for name, build in (("gemini", build_gemini_app), ("anthropic", build_anthropic_app)):
@@ -75,23 +77,23 @@ async def test_a_stream_begun_on_one_is_resumed_on_the_other_while_it_runs(
     fleet: Fleet, store: PostgresStore, gate: Gate, provider: str
 ) -> None:
     conversation = await open_conversation(store, fleet.tenant.id, provider)
-    fleet.emulated[provider].says(STORY)
-    one, two = (await fleet.start()).talk, (await fleet.start()).talk
+    fleet.emulated[provider].queue_replies(STORY)
+    one, two = (await fleet.start()).api, (await fleet.start()).api
     async with one.listen("POST", turns(conversation.id), TASK) as (_, events):
-        heard = await take(events, 3)
-    # The first connection is gone, and the answer is far from its end.
+        received = await take(events, 3)
+    # The first connection is closed, and the answer is far from its end.
     path = f"{turns(conversation.id, 2)}/events"
-    async with two.listen("GET", path, last_event_id=str(heard[-1][0])) as (answer, events):
+    async with two.listen("GET", path, last_event_id=str(received[-1][0])) as (answer, events):
         assert answer.status_code == 200
-        heard += await take(events, 2)
+        received += await take(events, 2)
         assert (await two.expect(200, "GET", turns(conversation.id, 2)))["state"] == "running"
         gate.open()
-        heard += [event async for event in events]
-    assert [number for number, _, _ in heard] == list(range(1, len(heard) + 1))
-    assert heard[-1][1] == "turn.completed"
-    assert "".join(data["text"] for _, name, data in heard if name == "text.delta") == STORY.text
-    assert await one.hear("GET", path) == heard
-    assert await two.hear("GET", path) == heard
+        received += [event async for event in events]
+    assert [number for number, _, _ in received] == list(range(1, len(received) + 1))
+    assert received[-1][1] == "turn.completed"
+    assert "".join(data["text"] for _, name, data in received if name == "text.delta") == STORY.text
+    assert await one.read_events("GET", path) == received
+    assert await two.read_events("GET", path) == received
     assert len(fleet.emulated[provider].requests()) == 1
 
 
@@ -100,15 +102,15 @@ async def test_a_turn_of_one_is_cancelled_through_the_other(
     fleet: Fleet, store: PostgresStore, gate: Gate, provider: str
 ) -> None:
     conversation = await open_conversation(store, fleet.tenant.id, provider)
-    fleet.emulated[provider].says(STORY)
-    one, two = (await fleet.start()).talk, (await fleet.start()).talk
+    fleet.emulated[provider].queue_replies(STORY)
+    one, two = (await fleet.start()).api, (await fleet.start()).api
     async with one.listen("POST", turns(conversation.id), TASK) as (_, events):
-        heard = await take(events, 3)
+        received = await take(events, 3)
         cancelled = await two.expect(200, "POST", f"/v1/conversations/{conversation.id}/cancel", {"turn_seq": 2})
-        heard += [event async for event in events]
+        received += [event async for event in events]
     assert cancelled["turn"]["state"] == "cancelled"
-    assert heard[-1][1:] == ("turn.cancelled", cancelled)
-    assert await two.hear("GET", f"{turns(conversation.id, 2)}/events") == heard
+    assert received[-1][1:] == ("turn.cancelled", cancelled)
+    assert await two.read_events("GET", f"{turns(conversation.id, 2)}/events") == received
     gate.open()
     assert (await two.say(conversation.id, "Go on."))["turn"]["state"] == "complete"
 
@@ -118,13 +120,12 @@ async def test_a_request_repeated_on_the_other_waits_for_the_turn_of_the_first(
     fleet: Fleet, store: PostgresStore, gate: Gate, provider: str
 ) -> None:
     conversation = await open_conversation(store, fleet.tenant.id, provider)
-    fleet.emulated[provider].says(STORY)
-    one, two = (await fleet.start()).talk, (await fleet.start()).talk
+    fleet.emulated[provider].queue_replies(STORY)
+    one, two = (await fleet.start()).api, (await fleet.start()).api
     begun = await one.expect(202, "POST", turns(conversation.id), TASK, idempotency_key="once", prefer="respond-async")
     assert begun["turn"] == {"seq": 2, "kind": "model_response", "state": "running"}
     waiting = [
-        asyncio.create_task(talk.ask("POST", turns(conversation.id), TASK, idempotency_key="once"))
-        for talk in (one, two)
+        asyncio.create_task(api.ask("POST", turns(conversation.id), TASK, idempotency_key="once")) for api in (one, two)
     ]
     assert (await two.ask("POST", turns(conversation.id), {"input": "Me too."})).status_code == 409
     gate.open()
@@ -135,21 +136,21 @@ async def test_a_request_repeated_on_the_other_waits_for_the_turn_of_the_first(
     assert len(fleet.emulated[provider].requests()) == 1
 
 
-async def test_a_turn_that_writes_seldom_shows_all_the_same_that_it_lives(fleet: Fleet, store: PostgresStore) -> None:
+async def test_a_turn_that_rarely_writes_still_renews_its_lease(fleet: Fleet, store: PostgresStore) -> None:
     conversation = await open_conversation(store, fleet.tenant.id, "gemini")
-    one = (await fleet.start(lease_seconds=8, flush_seconds=60)).talk
+    one = (await fleet.start(lease_seconds=8, flush_seconds=60)).api
     await one.expect(202, "POST", turns(conversation.id), TASK, prefer="respond-async")
     expiry = "SELECT lease_expires_at FROM conversations"
-    async with fleet.database.connection() as connection, asyncio.timeout(PATIENCE_SECONDS):
+    async with fleet.database.connection() as connection, asyncio.timeout(WAIT_SECONDS):
         first = await connection.fetchval(expiry)
         assert first is not None
-        while (now := await connection.fetchval(expiry)) == first:  # noqa: ASYNC110  reason: nothing tells
+        while (now := await connection.fetchval(expiry)) == first:  # noqa: ASYNC110  reason: there is no event to wait for
             await asyncio.sleep(0.05)
     assert now is not None
     assert now > first
 
 
-async def take(events: AsyncIterator[Told], count: int) -> list[Told]:
-    """The next ones."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
+async def take(events: AsyncIterator[StreamedEvent], count: int) -> list[StreamedEvent]:
+    """The next events."""
+    async with asyncio.timeout(WAIT_SECONDS):
         return [await anext(events) for _ in range(count)]

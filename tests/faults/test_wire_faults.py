@@ -1,4 +1,4 @@
-"""No provider can hold a call for ever, and a connection that it has closed while idle costs nothing."""
+"""No provider can keep a call open for ever, and a connection that it has closed while idle costs nothing."""
 
 import asyncio
 import resource
@@ -18,7 +18,7 @@ from server.providers.anthropic.provider import AnthropicProvider
 from server.providers.gemini.provider import GeminiProvider
 from server.providers.provider import Provider
 from server.providers.wire.transport import WireLimits, _PooledConnection
-from tests.contracts.provider_rig import PATIENCE_SECONDS, BuildProvider, build_payload, consume
+from tests.contracts.provider_harness import WAIT_SECONDS, BuildProvider, build_payload, consume
 from tests.recordings.catalogue import load
 from tests.support.fakes.raw_server import STREAM_HEAD, RawConnection, RawServer, chunk, open_raw_server
 
@@ -39,9 +39,9 @@ def ask(provider: Provider) -> Payload:
 
 @asynccontextmanager
 async def open_wire(
-    vendor: str, talk: Callable[[RawConnection], Awaitable[None]], limits: WireLimits | None = None
+    vendor: str, serve_connection: Callable[[RawConnection], Awaitable[None]], limits: WireLimits | None = None
 ) -> AsyncIterator[tuple[Provider, RawServer]]:
-    async with open_raw_server(talk) as server:
+    async with open_raw_server(serve_connection) as server:
         provider = BUILDERS[vendor]("key", base_url=server.url, limits=limits)
         try:
             yield provider, server
@@ -50,7 +50,7 @@ async def open_wire(
 
 
 async def send_bad_chunk_header(connection: RawConnection) -> None:
-    """Not together with the head: aiohttp sees it only when it waits for the body."""
+    """Not together with the head: aiohttp notices it only when it waits for the body."""
     await connection.read_request()
     await connection.send(STREAM_HEAD + chunk(b": a comment\n\n"))
     await asyncio.sleep(0.1)
@@ -109,28 +109,36 @@ ENDLESS = [
 
 
 @vendors
-@pytest.mark.parametrize(("talk", "limits"), ENDLESS, ids=[talk.__name__ for talk, _ in ENDLESS])
-async def test_a_streamed_call_that_would_never_end_is_ended(vendor: str, talk: Any, limits: WireLimits) -> None:
-    async with open_wire(vendor, talk, limits) as (provider, server):
+@pytest.mark.parametrize(
+    ("serve_connection", "limits"), ENDLESS, ids=[serve_connection.__name__ for serve_connection, _ in ENDLESS]
+)
+async def test_a_streamed_call_that_would_never_end_is_ended(
+    vendor: str, serve_connection: Any, limits: WireLimits
+) -> None:
+    async with open_wire(vendor, serve_connection, limits) as (provider, server):
         stream = provider.open_stream(ask(provider))
         with pytest.raises(ProviderTimedOut):
-            await asyncio.wait_for(consume(stream), PATIENCE_SECONDS)
+            await asyncio.wait_for(consume(stream), WAIT_SECONDS)
         assert stream.record.ended_at is not None
         assert server.request_count <= 1
 
 
 @vendors
-@pytest.mark.parametrize("talk", [send_nothing, send_head_only, drip_head, drip_chunk_header, drip_comments])
-async def test_counting_tokens_that_would_never_end_is_ended(vendor: str, talk: Any) -> None:
-    """An answer that is read as a whole has to be whole within the limit for silence, however lively it is."""
-    async with open_wire(vendor, talk, SILENT) as (provider, _):
+@pytest.mark.parametrize(
+    "serve_connection", [send_nothing, send_head_only, drip_head, drip_chunk_header, drip_comments]
+)
+async def test_counting_tokens_that_would_never_end_is_ended(vendor: str, serve_connection: Any) -> None:
+    """An answer that is read as a whole has to be complete within the limit for silence, even if bytes arrive all
+    the time.
+    """
+    async with open_wire(vendor, serve_connection, SILENT) as (provider, _):
         with pytest.raises(ProviderTimedOut):
-            await asyncio.wait_for(provider.count_tokens(ask(provider)), PATIENCE_SECONDS)
+            await asyncio.wait_for(provider.count_tokens(ask(provider)), WAIT_SECONDS)
 
 
-@pytest.mark.parametrize("talk", [send_nothing, drip_comments])
-async def test_a_call_about_caches_that_would_never_end_is_ended(talk: Any) -> None:
-    async with open_wire("gemini", talk, SILENT) as (provider, _):
+@pytest.mark.parametrize("serve_connection", [send_nothing, drip_comments])
+async def test_a_call_for_caches_that_would_never_end_is_ended(serve_connection: Any) -> None:
+    async with open_wire("gemini", serve_connection, SILENT) as (provider, _):
         assert provider.caches is not None
         for call in (
             provider.caches.find("label"),
@@ -139,7 +147,7 @@ async def test_a_call_about_caches_that_would_never_end_is_ended(talk: Any) -> N
             provider.caches.delete("cachedContents/x"),
         ):
             with pytest.raises(ProviderTimedOut):
-                await asyncio.wait_for(call, PATIENCE_SECONDS)
+                await asyncio.wait_for(call, WAIT_SECONDS)
 
 
 @vendors
@@ -147,24 +155,22 @@ async def test_a_chunk_header_that_is_no_number_ends_the_call_at_once(vendor: st
     async with open_wire(vendor, send_bad_chunk_header) as (provider, _):
         stream = provider.open_stream(ask(provider))
         with pytest.raises(ProviderDisconnected):
-            await asyncio.wait_for(consume(stream), PATIENCE_SECONDS)
+            await asyncio.wait_for(consume(stream), WAIT_SECONDS)
         assert stream.record.body == b": a comment\n\n"
         with pytest.raises(ProviderDisconnected):
-            await asyncio.wait_for(provider.count_tokens(ask(provider)), PATIENCE_SECONDS)
+            await asyncio.wait_for(provider.count_tokens(ask(provider)), WAIT_SECONDS)
 
 
 @vendors
-async def test_the_watchdog_does_not_need_the_http_library_to_notice(
-    vendor: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As above, with an HTTP library that leaves the reader of the body waiting, as aiohttp 3.14 does by itself."""
+async def test_the_watchdog_does_not_depend_on_the_http_library(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, with an HTTP library that lets the reader of the body wait, as aiohttp 3.14 does."""
     monkeypatch.setattr(_PooledConnection, "data_received", ResponseHandler.data_received)
     async with open_wire(vendor, send_bad_chunk_header, SILENT) as (provider, _):
         stream = provider.open_stream(ask(provider))
         with pytest.raises(ProviderTimedOut):
-            await asyncio.wait_for(consume(stream), PATIENCE_SECONDS)
+            await asyncio.wait_for(consume(stream), WAIT_SECONDS)
         with pytest.raises(ProviderTimedOut):
-            await asyncio.wait_for(provider.count_tokens(ask(provider)), PATIENCE_SECONDS)
+            await asyncio.wait_for(provider.count_tokens(ask(provider)), WAIT_SECONDS)
 
 
 @vendors
@@ -177,12 +183,12 @@ async def test_an_error_page_that_never_ends_is_ended(vendor: str) -> None:
     async with open_wire(vendor, refuse, SILENT) as (provider, _):
         stream = provider.open_stream(ask(provider))
         with pytest.raises(ProviderTimedOut):
-            await asyncio.wait_for(consume(stream), PATIENCE_SECONDS)
+            await asyncio.wait_for(consume(stream), WAIT_SECONDS)
         assert stream.record.status == 500
 
 
 @vendors
-async def test_a_slow_listener_is_no_silence_of_the_provider(vendor: str) -> None:
+async def test_a_slow_listener_does_not_count_as_silence_of_the_provider(vendor: str) -> None:
     """The time that the application takes between two events does not count."""
     body = load(vendor, RECORDING)
     half = len(body) // 2
@@ -206,8 +212,8 @@ async def test_a_slow_listener_is_no_silence_of_the_provider(vendor: str) -> Non
 
 
 async def answer_then_close_on_the_next(connection: RawConnection, body: bytes, farewell: bytes = b"") -> None:
-    """Answers one request and closes the connection when the next one arrives, as an idle connection that times out
-    at that moment would be. A connection after the first is served normally.
+    """Answers one request and closes the connection when the next one arrives, like an idle connection that times out
+    at that moment. A connection after the first is served normally.
     """
     while await connection.read_request() is not None:
         if connection.number == 1 and connection.request_count > 1:
@@ -274,7 +280,7 @@ async def test_counting_tokens_survives_a_closed_connection_too(vendor: str) -> 
 
 
 @vendors
-async def test_a_request_is_sent_again_only_once(vendor: str) -> None:
+async def test_a_request_is_repeated_only_once(vendor: str) -> None:
     body = load(vendor, RECORDING)
 
     async def close_all_but_the_first(connection: RawConnection) -> None:
@@ -314,8 +320,8 @@ async def test_a_request_that_got_a_byte_of_an_answer_is_not_repeated(vendor: st
 
 
 @vendors
-async def test_a_request_that_was_worked_on_for_long_is_not_repeated(vendor: str) -> None:
-    """Whoever closes seconds after the request was worth it: it was not idle any more."""
+async def test_a_request_that_took_long_is_not_repeated(vendor: str) -> None:
+    """A provider that closes seconds after the request has worked on it: the connection was not idle any more."""
     body = load(vendor, RECORDING)
 
     async def think_then_close(connection: RawConnection) -> None:
@@ -333,7 +339,7 @@ async def test_a_request_that_was_worked_on_for_long_is_not_repeated(vendor: str
 
 
 @vendors
-async def test_a_thousand_streams_hear_their_first_word_while_none_has_ended(vendor: str) -> None:
+async def test_a_thousand_streams_receive_their_first_word_while_none_has_ended(vendor: str) -> None:
     """Nothing between a turn and its provider makes one stream wait for the end of another."""
     body = load(vendor, RECORDING)
     half = len(body) // 2
@@ -347,12 +353,12 @@ async def test_a_thousand_streams_hear_their_first_word_while_none_has_ended(ven
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(1000, (hard - 500) // 2)
-    heard: set[int] = set()
+    received: set[int] = set()
 
     async def listen(provider: Provider, number: int) -> None:
         async for _ in provider.open_stream(ask(provider)).events():
-            heard.add(number)
-            if len(heard) == count:
+            received.add(number)
+            if len(received) == count:
                 all_heard.set()
 
     try:

@@ -1,4 +1,6 @@
-"""The worker when processes die and the database goes away: real processes, real signals, real connections."""
+"""The worker when processes die and the database becomes unavailable: real processes, real signals, real
+connections.
+"""
 
 import asyncio
 import json
@@ -30,7 +32,7 @@ Start: TypeAlias = Callable[..., "WorkerProcess"]
 
 LIMIT_SECONDS = 40.0
 TAKEOVER_SECONDS = 4.0
-"""A machine that is busy with other tests must not make a living worker look dead."""
+"""A machine that is busy with other tests must not make a live worker look dead."""
 APPLICATION = "strata-worker-under-test"
 
 WORKER_PROGRAM = """
@@ -71,7 +73,7 @@ asyncio.run(main())
 
 
 class WorkerProcess:
-    """A worker in a process of its own, whose one job runs until the release file is there."""
+    """A worker in a separate process, whose one job runs until the release file exists."""
 
     def __init__(self, url: str, directory: Path, number: int, **options: float) -> None:
         quick = {
@@ -100,7 +102,7 @@ class WorkerProcess:
     def events(self) -> list[str]:
         return [json.loads(line)["event"] for line in self._file.read_text().splitlines() if line.startswith("{")]
 
-    async def says(self, event: str, times: int = 1) -> None:
+    async def wait_for_log(self, event: str, times: int = 1) -> None:
         await eventually(lambda: _is(self.events().count(event) >= times), self._file.read_text)
 
     async def ends(self) -> int:
@@ -135,7 +137,7 @@ async def connection(database: Database) -> AsyncIterator[Connection]:
 
 @pytest.fixture
 def release(tmp_path: Path) -> Callable[[], None]:
-    """Lets the jobs end: those that run, and those to come."""
+    """Let the jobs end: those that run, and those to come."""
     return (tmp_path / "release").touch
 
 
@@ -174,31 +176,31 @@ class TestProcesses:
     ) -> None:
         first = start()
         await enqueue(connection)
-        await first.says("begun")
+        await first.wait_for_log("begun")
         second = start()
-        await second.says("worker.started")
+        await second.wait_for_log("worker.started")
         first.process.kill()
 
-        await second.says("begun")
+        await second.wait_for_log("begun")
         release()
-        await second.says("ended")
+        await second.wait_for_log("ended")
         await eventually(lambda: queue_is_empty(connection))
 
         assert "ended" not in first.events()
         assert await outcomes(connection) == ["picked", "picked", "successful"]
 
-    async def test_a_job_that_lives_is_not_taken_over(
+    async def test_a_running_job_is_not_taken_over(
         self, connection: Connection, start: Start, release: Callable[[], None]
     ) -> None:
         first = start()
         await enqueue(connection)
-        await first.says("begun")
+        await first.wait_for_log("begun")
         second = start()
-        # It gives signs of life for longer than the other one would let it be silent.
+        # Its heartbeats continue for longer than the other one would tolerate silence.
         for _ in range(3):
             await beats_again(connection)
         release()
-        await first.says("ended")
+        await first.wait_for_log("ended")
         await eventually(lambda: queue_is_empty(connection))
 
         assert "begun" not in second.events()
@@ -210,7 +212,7 @@ class TestProcesses:
     ) -> None:
         worker = start()
         await enqueue(connection)
-        await worker.says("begun")
+        await worker.wait_for_log("begun")
         worker.process.send_signal(number)
         await beats_again(connection)
         assert worker.process.poll() is None
@@ -221,12 +223,12 @@ class TestProcesses:
         assert await outcomes(connection) == ["picked", "successful"]
         assert "Traceback" not in worker.output()
 
-    async def test_a_second_signal_puts_the_job_back_at_once(self, connection: Connection, start: Start) -> None:
+    async def test_a_second_signal_requeues_the_job_at_once(self, connection: Connection, start: Start) -> None:
         worker = start(shutdown_limit_seconds=3600)
         await enqueue(connection)
-        await worker.says("begun")
+        await worker.wait_for_log("begun")
         worker.process.send_signal(signal.SIGINT)
-        # A signal that comes while another is pending is lost, so one of many has to be the second.
+        # A signal that arrives while another is pending is lost, so one of many has to be the second.
         while worker.process.poll() is None:
             with suppress(ProcessLookupError):
                 worker.process.send_signal(signal.SIGINT)
@@ -235,7 +237,7 @@ class TestProcesses:
         assert await connection.fetchval("SELECT status FROM pgqueuer") == "queued"
         assert "ended" not in worker.events()
 
-    async def test_an_idle_worker_leaves_at_once(self, connection: Connection, start: Start) -> None:
+    async def test_an_idle_worker_stops_at_once(self, connection: Connection, start: Start) -> None:
         worker = start(shutdown_limit_seconds=3600)
         await eventually(lambda: _is_connected(connection))
         worker.process.send_signal(signal.SIGTERM)
@@ -245,35 +247,35 @@ class TestProcesses:
 
 
 class TestDatabase:
-    async def test_a_lost_connection_is_replaced_and_its_job_done_again(
+    async def test_a_lost_connection_is_replaced_and_its_job_is_repeated(
         self, connection: Connection, start: Start, release: Callable[[], None]
     ) -> None:
         worker = start()
         await enqueue(connection)
-        await worker.says("begun")
+        await worker.wait_for_log("begun")
         await cut_connections(connection)
 
-        await worker.says("worker.database_recovered")
-        await worker.says("begun", times=2)
+        await worker.wait_for_log("worker.database_recovered")
+        await worker.wait_for_log("begun", times=2)
         release()
-        await worker.says("ended")
+        await worker.wait_for_log("ended")
         await eventually(lambda: queue_is_empty(connection))
 
         assert worker.events().count("worker.database_lost") == 1
         assert "Traceback" not in worker.output()
         assert '"logger": "pgqueuer"' not in worker.output()
 
-    async def test_each_outage_is_told_once(self, connection: Connection, start: Start) -> None:
+    async def test_each_outage_is_logged_once(self, connection: Connection, start: Start) -> None:
         worker = start()
         for outage in (1, 2, 3):
             await eventually(lambda: _is_connected(connection))
             await cut_connections(connection)
-            await worker.says("worker.database_recovered", times=outage)
+            await worker.wait_for_log("worker.database_recovered", times=outage)
 
         assert worker.events().count("worker.database_lost") == 3
         assert worker.process.poll() is None
 
-    async def test_a_database_that_is_not_there_yet_is_waited_for(
+    async def test_a_database_that_is_not_available_yet_is_waited_for(
         self, connection: Connection, start: Start, proxy: "Proxy", release: Callable[[], None]
     ) -> None:
         release()
@@ -284,30 +286,30 @@ class TestDatabase:
         assert worker.events() == ["worker.started", "worker.database_lost"]
 
         proxy.refuses = False
-        await worker.says("ended")
-        await worker.says("worker.database_recovered")
+        await worker.wait_for_log("ended")
+        await worker.wait_for_log("worker.database_recovered")
 
         assert worker.events().count("worker.database_lost") == 1
 
-    async def test_a_database_that_falls_silent_is_left(
+    async def test_a_silent_database_is_disconnected(
         self, connection: Connection, start: Start, proxy: "Proxy", release: Callable[[], None]
     ) -> None:
         worker = start(proxy.url)
         await enqueue(connection)
-        await worker.says("begun")
+        await worker.wait_for_log("begun")
         proxy.flowing.clear()
-        await worker.says("worker.database_lost")
+        await worker.wait_for_log("worker.database_lost")
         proxy.cut()
         proxy.flowing.set()
 
-        await worker.says("begun", times=2)
+        await worker.wait_for_log("begun", times=2)
         release()
-        await worker.says("ended")
+        await worker.wait_for_log("ended")
 
         assert worker.process.poll() is None
         assert worker.events().count("worker.database_lost") == 1
 
-    async def test_postgres_may_be_killed_under_it(self, tmp_path: Path, release: Callable[[], None]) -> None:
+    async def test_postgres_may_be_killed_while_it_runs(self, tmp_path: Path, release: Callable[[], None]) -> None:
         with open_base_dir() as base:
             user = EmbeddedUser(base / "data")
             try:
@@ -316,15 +318,15 @@ class TestDatabase:
                 worker = WorkerProcess(options.url, tmp_path, 0)
                 try:
                     await enqueue_in(options)
-                    await worker.says("begun")
+                    await worker.wait_for_log("begun")
                     pid = describe_embedded(base / "data").pid
                     assert pid is not None
                     os.kill(pid, signal.SIGKILL)
 
-                    await worker.says("worker.database_recovered")
-                    await worker.says("begun", times=2)
+                    await worker.wait_for_log("worker.database_recovered")
+                    await worker.wait_for_log("begun", times=2)
                     release()
-                    await worker.says("ended")
+                    await worker.wait_for_log("ended")
                     assert worker.events().count("worker.database_lost") == 1
                 finally:
                     worker.process.kill()
@@ -363,7 +365,7 @@ async def _is_gone(connection: Connection) -> bool:
 
 
 async def beats_again(connection: Connection) -> None:
-    """Waits for the next sign of life of the running job."""
+    """Wait for the next heartbeat of the running job."""
     beat = await connection.fetchval("SELECT heartbeat FROM pgqueuer")
 
     async def has_beaten() -> bool:
@@ -373,7 +375,7 @@ async def beats_again(connection: Connection) -> None:
 
 
 class Proxy:
-    """Stands between a worker and the database, and can be anything that a network can be."""
+    """A proxy between a worker and the database that can simulate any network fault."""
 
     def __init__(self, target: str) -> None:
         self._target = urlsplit(target)

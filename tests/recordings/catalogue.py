@@ -1,8 +1,8 @@
-"""Recorded streams: the bytes of one answer each, and how it ends when the body is over.
+"""Recorded streams: the bytes of one answer each, and the expected end of the answer.
 
-Most were taken from the emulators; those marked by hand hold what the providers document and the emulators do not send.
-A recording that was cut is the bytes up to the cut; whether a body was cut or ended is not in the bytes, so what is
-said of it here is what a proper end of the body means.
+Most were recorded from the emulators; those marked "By hand" have what the providers document and the emulators do not
+send. A recording that was cut has the bytes up to the cut. The bytes do not show whether a body was cut or ended, so
+the catalogue states the meaning for a body that ended properly.
 """
 
 from dataclasses import dataclass

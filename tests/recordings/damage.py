@@ -1,4 +1,4 @@
-"""Recorded streams damaged: hostile values in any place, and the documents of a stream taken apart and put together."""
+"""Damaged recorded streams: hostile values at any position, and the documents of a stream split and recombined."""
 
 import json
 from typing import Any, Final
@@ -64,7 +64,7 @@ HOSTILE: Final[tuple[Any, ...]] = (
 
 
 def dump(value: Any) -> str:
-    """JSON as it is, `Raw` included."""
+    """Encode JSON unchanged, `Raw` included."""
     match value:
         case Raw():
             return str(value)

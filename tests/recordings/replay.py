@@ -1,4 +1,4 @@
-"""A peer that answers every request with the same bytes, and keeps what it was sent."""
+"""A peer that answers every request with the same bytes, and records what it was sent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ class Replay:
     status: int = 200
     content_type: str = "text/event-stream"
     cut: bool = False
-    """Whether the connection breaks behind the last piece."""
+    """Whether the connection breaks after the last piece."""
     hold: bool = False
-    """Whether nothing more comes behind the last piece, not even an end."""
+    """Whether nothing more comes after the last piece, not even an end."""
     forgetful: bool = False
-    """Whether the requests are not kept."""
+    """Whether the requests are discarded."""
     requests: list[Request] = field(default_factory=list)
     ports: list[int] = field(default_factory=list)
-    """The client's, by request: equal ones are the same connection."""
+    """The address of the client, by request: equal ones are the same connection."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -1,4 +1,4 @@
-"""The Anthropic emulator on a free port, a clock to move, and the stock SDK pointed at it."""
+"""The Anthropic emulator on a free port, a clock that can be moved, and the stock SDK connected to it."""
 
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -17,17 +17,17 @@ from server.emulator.server import emulating
 from server.emulator.state import EmulatorState, build_state
 
 FABLE = "claude-fable-5-2"
-"""Checks what stands before a thinking block, for every account."""
+"""Checks what precedes a thinking block, for every account."""
 OPUS = "claude-opus-5-5"
 """Checks it for new accounts."""
 OLD_OPUS = "claude-opus-5"
 """Does not check it."""
 MANUAL = "claude-sonnet-4-5"
-"""Thinks by budget, shows it, and takes prefill."""
+"""Has a thinking budget, shows its thinking, and accepts prefill."""
 BINDING = "thinking-binding-controls-2026-08-01"
 COMPACT = "compact-2026-09-04"
 
-# Reading the certificates of the system takes longer than most of these tests, and nothing here is encrypted.
+# Loading the certificates of the system takes longer than most of these tests, and nothing here is encrypted.
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 WEATHER: dict[str, Any] = {
@@ -55,9 +55,9 @@ class AnthropicEmulator:
 
     def client(self, api_key: str = "key-a", **options: Any) -> AsyncAnthropic:
         """The stock SDK, without its retries."""
-        http = httpx2.AsyncClient(verify=_NO_TLS, timeout=10)
+        http = httpx2.AsyncClient(verify=_NO_TLS, timeout=60)
         client = AsyncAnthropic(
-            base_url=self.url, api_key=api_key, http_client=http, **{"max_retries": 0, "timeout": 10, **options}
+            base_url=self.url, api_key=api_key, http_client=http, **{"max_retries": 0, "timeout": 60, **options}
         )
         self.opened.push_async_callback(client.close)
         return client
@@ -72,7 +72,7 @@ class AnthropicEmulator:
         fault: str = "",
         version: str = "2026-10-21",
     ) -> httpx2.Response:
-        """A request in bare HTTP, for what the SDK would not send or would not show."""
+        """A request in bare HTTP, for what the SDK would not send or not return."""
         headers = {
             "x-api-key": key,
             "anthropic-version": version,
@@ -113,7 +113,7 @@ async def anthropic_emulator(script: str = "", *, latency: Latency = FULL_SPEED)
     state = build_state(script=load_script(script) if script else Script(()), clock=clock, latency=latency)
     async with (
         emulating(build_anthropic_app(state)) as url,
-        httpx2.AsyncClient(base_url=url, timeout=10, verify=_NO_TLS) as http,
+        httpx2.AsyncClient(base_url=url, timeout=60, verify=_NO_TLS) as http,
         AsyncExitStack() as opened,
     ):
         yield AnthropicEmulator(url=url, state=state, clock=clock, http=http, opened=opened)
@@ -158,6 +158,6 @@ def answers_to(message: Mapping[str, Any]) -> dict[str, Any]:
     return user(*(tool_result(call["id"], f"{call['input']} is done") for call in calls))
 
 
-def said(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer as the next request sends it back."""
+def assistant_message(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert an answer to the message that the next request sends back."""
     return {"role": "assistant", "content": answer["content"]}

@@ -1,4 +1,4 @@
-"""Conversations to export: walked through anything that can happen to one, and compared row by row."""
+"""Drives conversations to export through everything that can happen to one, and compares them row by row."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,25 +16,25 @@ from server.postgres.archive.fields import ARCHIVED, FIELDS
 from server.postgres.archive.importer import Importer, ImportOptions
 from server.postgres.engine import Database
 from tests.support import turn_steps
-from tests.support.conversation_driver import Walk, tells
+from tests.support.conversation_driver import ConversationDriver, text_reply
 from tests.support.emulators import BOTH
 
 steps = turn_steps.steps | st.tuples(st.just("compact")) | st.tuples(st.just("undo")) | st.tuples(st.just("reject"))
 
 
-async def take_step(walk: Walk, compactor: Compactor, step: tuple[Any, ...]) -> None:
+async def take_step(driver: ConversationDriver, compactor: Compactor, step: tuple[Any, ...]) -> None:
     match step:
         case ("compact",):
-            await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
+            await compactor.compact(driver.tenant_id, driver.conversation_id, force=True)
         case ("undo",):
             with suppress(CompactionNotFound, ConversationBusy):
-                await compactor.undo(walk.tenant_id, walk.conversation_id)
+                await compactor.undo(driver.tenant_id, driver.conversation_id)
         case ("reject",):
             for provider in BOTH:
-                walk.emulated[provider].fails(FaultKind.SIGNATURE_REJECTED)
-            await walk.task("Rejected?", tells("Not any more."), abandons_calls=True)
+                driver.emulated[provider].inject_fault(FaultKind.SIGNATURE_REJECTED)
+            await driver.task("Rejected?", text_reply("Not any more."), abandons_calls=True)
         case _:
-            await turn_steps.take_step(walk, step)
+            await turn_steps.take_step(driver, step)
 
 
 async def rows_of(database: Database, conversation_id: str) -> dict[str, list[str]]:
@@ -67,7 +67,7 @@ async def rows_of(database: Database, conversation_id: str) -> dict[str, list[st
 
 
 async def forget_shared(database: Database) -> None:
-    """As in a database that has never seen the conversation: what erasing leaves for others is gone as well."""
+    """Erase the conversation and everything that erasing leaves for others, as in a database that never had it."""
     async with database.connection() as connection:
         await connection.execute("DELETE FROM assistants; DELETE FROM templates")
 
@@ -85,7 +85,7 @@ async def export_several(database: Database, conversation_ids: Sequence[str]) ->
 
 
 async def import_lines(database: Database, tenant_id: str, lines: Sequence[bytes], **options: Any) -> list[str]:
-    """The ids of what was imported, after a look at the whole file, as the command does it."""
+    """Check the whole file and import it, as the command does. Returns the ids of what was imported."""
     importer = Importer(database, ImportOptions(tenant_id=tenant_id, **options))
     await importer.check(lines)
     return [imported.conversation_id async for imported in importer.import_archive(lines)]

@@ -1,4 +1,4 @@
-"""What a program can see of a page."""
+"""Checks of a page in a browser."""
 
 from playwright.async_api import Page
 
@@ -51,12 +51,12 @@ _UNNAMED_CONTROLS = """() =>
 
 
 async def find_faint_texts(page: Page) -> list[str]:
-    """Texts that have less than 4.5 times the light, or the dark, of what is behind them."""
+    """Texts with a contrast below 4.5 to their background."""
     found: list[str] = await page.evaluate(_FAINT_TEXTS)
     return found
 
 
 async def find_unnamed_controls(page: Page) -> list[str]:
-    """Controls that nobody who cannot see them would know the use of."""
+    """Controls without an accessible name."""
     found: list[str] = await page.evaluate(_UNNAMED_CONTROLS)
     return found

@@ -1,4 +1,4 @@
-"""Values for tests, complete and plausible, with only what matters to a test said by the test."""
+"""Builders of complete and plausible values; a test states only what matters to it."""
 
 import hashlib
 from collections.abc import Sequence
@@ -24,8 +24,9 @@ from server.conversation.store import Accepted, NewAnswer, NewInput, Store
 from server.conversation.turn import Native, StopReason, TurnKind, TurnState
 from server.conversation.usage import Usage
 
-# For values that are only compared with each other. Calls that a store keeps are made now, like the database's own
-# times: a fixed time would fall into "the last 24 hours" on some dates and out of it on others.
+# For values that are only compared with each other. Calls in a store get the current time, like the times of the
+# database
+# itself: a fixed time would be within "the last 24 hours" on some dates and outside of it on others.
 A_TIME = datetime(2026, 11, 16, 12, 0, 0, 123456, tzinfo=UTC)
 LEASE_SECONDS = 60.0
 NASTY = (
@@ -47,7 +48,7 @@ def definition(**changes: Any) -> AssistantDefinition:
             Tool(
                 name="get_weather",
                 description="The weather in a city.",
-                # Not in alphabetical order, which is the point.
+                # Deliberately not in alphabetical order.
                 parameters={"type": "object", "properties": {"zip": {"type": "string"}, "city": {"type": "string"}}},
             ),
         ),
@@ -92,7 +93,7 @@ def picture(data: bytes) -> Blob:
 
 
 def build_conversation(**changes: Any) -> Conversation:
-    """One that no store has."""
+    """An id that no store has."""
     values: dict[str, Any] = {
         "id": "conv_x",
         "assistant_id": "asst_x",
@@ -173,7 +174,7 @@ def answer(text: str = "It rains.", *, calls: Sequence[str] = (), **changes: Any
         "start": call_start(),
         "end": call_end(),
     }
-    # Who answered is whoever was called, unless the test says otherwise.
+    # The answering provider is the one that was called, unless the test sets another.
     start = changes.get("start") or values["start"]
     values |= {"provider": start.provider, "model": start.model, "account": start.account}
     return NewAnswer(**values | changes)
@@ -206,7 +207,7 @@ async def create_conversation(store: Store, tenant_id: str, **changes: Any) -> C
 
 
 async def accept(store: Store, tenant_id: str, turn: NewInput) -> Accepted:
-    """Accepts a turn that must not be a duplicate."""
+    """Accept a turn that must not be a duplicate."""
     outcome = await store.accept_turn(tenant_id, turn)
     assert isinstance(outcome, Accepted), outcome
     return outcome
@@ -215,7 +216,7 @@ async def accept(store: Store, tenant_id: str, turn: NewInput) -> Accepted:
 async def take_exchange(
     store: Store, tenant_id: str, conversation_id: str, text: str = "Hello", reply: str = "Hi", **changes: Any
 ) -> Lease:
-    """One user task and its answer."""
+    """Store one user task and its answer."""
     accepted = await accept(store, tenant_id, user_input(conversation_id, text))
     await store.finish_turn(accepted.lease, answer(reply, **changes))
     return accepted.lease

@@ -1,4 +1,4 @@
-"""What the register of caches and its keeper are tried with: conversations, and a provider's caches that fail."""
+"""Builders for tests of the cache register and its maintainer: conversations, and failing caches of a provider."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from server.postgres.engine import Database
 from server.postgres.store import PostgresStore
 from server.providers.provider import ExplicitCache, Provider
 from server.providers.token_estimate import TokenEstimate
-from tests.contracts.provider_rig import build_payload
+from tests.contracts.provider_harness import build_payload
 from tests.support.builders import create_conversation, epoch
 
 MODEL = "gemini-3.1-pro-preview"
@@ -31,7 +31,7 @@ KEY = CacheKey(provider="gemini", account="a", model=MODEL, prefix_hash=epoch().
 
 
 async def converse(store: PostgresStore, tenant: Tenant) -> str:
-    """A conversation in an epoch whose prefix is that of the key."""
+    """A conversation in an epoch with the prefix of the key."""
     conversation = await create_conversation(store, tenant.id)
     await store.begin_epoch(tenant.id, conversation.id, epoch())
     return conversation.id
@@ -62,14 +62,14 @@ async def used_by(store: PostgresStore, tenant: Tenant, conversation_id: str) ->
 
 
 async def age_places(database: Database) -> None:
-    """Minutes go by."""
+    """Let minutes pass."""
     async with database.connection() as connection:
         await connection.execute("UPDATE provider_caches SET created_at = created_at - interval '6 minutes'")
 
 
 @dataclass(slots=True, kw_only=True)
 class FakeCaches:
-    """A provider's caches that fail when they are told to."""
+    """Caches of a provider that fail on request."""
 
     failure: ProviderFailed | None = None
     names: list[str] = field(default_factory=list)
@@ -143,7 +143,7 @@ def asked(
     )
 
 
-async def tell(keeper: CacheMaintainer, *turns: CacheObservation) -> None:
+async def observe(maintainer: CacheMaintainer, *turns: CacheObservation) -> None:
     for turn in turns:
-        keeper.observe_call(turn)
-    await keeper.settle()
+        maintainer.observe_call(turn)
+    await maintainer.settle()

@@ -1,4 +1,4 @@
-"""A conversation that outgrows its window, and a compactor for it."""
+"""Drives a conversation until its window is full, and builds a compactor for it."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from server.payload.shared_caches import StaticTextCache
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
 from tests.conftest import StrataServer
-from tests.support.conversation_driver import Walk, asks, begin_walk, tells
+from tests.support.conversation_driver import ConversationDriver, start_driver, text_reply, tool_reply
 from tests.support.emulators import EmulatedProviders
 from tests.support.fakes.compaction_observer import Observed
 
 NARROW = {"compaction": {"policy": "threshold", "max_tokens": 1, "keep_exchanges": 1, "window_share": 0.0015}}
-"""All but the newest exchange is moved at once, and a window of some 1,500 tokens is taken for full."""
+"""Moves all but the newest exchange at once, and treats a window of some 1,500 tokens as full."""
 STORY = "The quick brown fox jumps over the lazy dog. " * 12
 
 
@@ -36,7 +36,7 @@ def build_compactor(
     limit_tokens: int = 100,
     full_share: float = 0.95,
 ) -> Compactor:
-    used = renderer or program.compactor._renderer  # noqa: SLF001  reason: there is no need for a second one
+    used = renderer or program.compactor._renderer  # noqa: SLF001  reason: a second renderer is not needed
     return Compactor(
         store=store or program.store,
         renderer=used,
@@ -48,12 +48,14 @@ def build_compactor(
     )
 
 
-async def walk_far(server: StrataServer, emulated: EmulatedProviders, provider: str, **changes: Any) -> Walk:
-    """A conversation that has nearly outgrown its window."""
-    walk = await begin_walk(server.program, server.tenant.id, emulated, provider, **{"settings": NARROW} | changes)
+async def drive_to_full_window(
+    server: StrataServer, emulated: EmulatedProviders, provider: str, **changes: Any
+) -> ConversationDriver:
+    """A conversation that has nearly filled its window."""
+    driver = await start_driver(server.program, server.tenant.id, emulated, provider, **{"settings": NARROW} | changes)
     compactor = build_compactor(server.program, Observed())
     for number in range(1, 5):
-        await walk.task(f"Task {number}. {STORY}", asks("Oslo"), tells(f"Answer {number}. {STORY}"))
+        await driver.task(f"Task {number}. {STORY}", tool_reply("Oslo"), text_reply(f"Answer {number}. {STORY}"))
         if number < 4:
-            await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
-    return walk
+            await compactor.compact(driver.tenant_id, driver.conversation_id, force=True)
+    return driver

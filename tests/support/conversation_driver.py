@@ -1,4 +1,4 @@
-"""A conversation that is walked through step by step, and what must hold of all that was sent for it."""
+"""Drives a conversation step by step, and asserts what must hold for all requests of it."""
 
 import asyncio
 import hashlib
@@ -33,19 +33,19 @@ PICTURE = ImageBlock(media_type="image/png", sha256=_DIGEST.hexdigest(), size_by
 PICTURE_BLOB = Blob(sha256=_DIGEST.digest(), media_type="image/png", data=PNG)
 
 
-def asks(*cities: str) -> Reply:
-    """The model wants the weather of these cities, all at once."""
+def tool_reply(*cities: str) -> Reply:
+    """A reply that calls the weather tool for each of these cities in parallel."""
     calls = tuple(ToolCall(name="get_weather", arguments={"city": city}) for city in cities)
     return Reply(thinking=f"I have to know about {' and '.join(cities)}.", tool_calls=calls)
 
 
-def tells(text: str) -> Reply:
+def text_reply(text: str) -> Reply:
     return Reply(thinking="That is easy.", text=text)
 
 
 @dataclass(slots=True, kw_only=True)
-class Walk:
-    """One conversation with an assistant that has one tool."""
+class ConversationDriver:
+    """Drives one conversation with an assistant that has one tool."""
 
     program: Program
     tenant_id: str
@@ -53,10 +53,10 @@ class Walk:
     conversation_id: str
     assistant_id: str
     ended: TurnEnded | None = field(default=None)
-    """Of the newest turn."""
+    """The end of the newest turn."""
 
     async def task(self, text: str, *replies: Reply, picture: bool = False, **changes: Any) -> TurnEnded:
-        """Says something, and answers the model's calls until it has given all these replies."""
+        """Send a task, and answer the tool calls of the model until it has given all these replies."""
         self._arm(replies)
         blocks: tuple[Block, ...] = (TextBlock(text=text), *([PICTURE] if picture else []))
         blobs = (PICTURE_BLOB,) if picture else ()
@@ -67,35 +67,35 @@ class Walk:
         return self.ended
 
     async def answer(self, *replies: Reply) -> TurnEnded:
-        """The results that the model waits for."""
+        """Send the results of all pending calls."""
         assert self.ended is not None
         return await self.answer_calls([call.id for call in self.ended.conversation.pending_calls], *replies)
 
     async def answer_calls(self, call_ids: Sequence[str], *replies: Reply) -> TurnEnded:
-        """The results of these calls."""
+        """Send the results of these calls."""
         self._arm(replies)
         return await self._say(tool_results(self.conversation_id, call_ids))
 
     async def fail(self, text: str, reply: Reply, *, after_chunks: int) -> TurnEnded:
-        """A task whose answer breaks off on the way."""
+        """Send a task whose answer is cut off after a number of chunks."""
         self._arm([reply])
         self._spoil(FaultKind.CUT, after_chunks=after_chunks)
         return await self._say(user_task(self.conversation_id, text))
 
     async def cancel(self, text: str, reply: Reply, *, after_events: int) -> TurnEnded:
-        """A task whose answer is cancelled when so many of its events have come."""
+        """Send a task, and cancel its answer after a number of events."""
         self._arm([reply])
         self._spoil(FaultKind.SILENCE, after_chunks=after_events + 2)
         handle = await self.program.turn_service.take_turn(self.tenant_id, user_task(self.conversation_id, text))
         await until_asked(self.emulated)
-        await hear(handle, after_events)
+        await read_events(handle, after_events)
         await self.program.turn_service.cancel_turn(self.tenant_id, self.conversation_id)
         self.ended = await handle.wait()
         self.calm()
         return self.ended
 
     async def switch(self, provider: str, model: str | None = None, **changes: Any) -> None:
-        """Another model from the next task on."""
+        """Change the model from the next task on."""
         values = {"provider": provider, "model": model or MODELS[provider], "tools": (WEATHER,), "settings": {}}
         revised = await self.program.store.revise_assistant(
             self.tenant_id, self.assistant_id, definition(**values | changes)
@@ -119,7 +119,7 @@ class Walk:
         ]
 
     async def background_calls(self) -> list[Call]:
-        """Every call of no turn, oldest first."""
+        """Every background call, oldest first."""
         store = self.program.store
         epoch = (await store.load_conversation(self.tenant_id, self.conversation_id)).epoch
         return [
@@ -129,7 +129,7 @@ class Walk:
         ]
 
     async def natives(self) -> dict[int, Any]:
-        """The answers that have something to send back, as their providers spoke them."""
+        """The native messages of all answers that have one."""
         found = {}
         for turn in await self.turns():
             if isinstance(turn, ModelResponseTurn):
@@ -138,9 +138,9 @@ class Walk:
                     found[turn.seq] = json.loads(native.data)
         return found
 
-    async def fork(self, at_seq: int) -> "Walk":
+    async def fork(self, at_seq: int) -> "ConversationDriver":
         made = await self.program.store.fork_conversation(self.tenant_id, self.conversation_id, at_seq)
-        return Walk(
+        return ConversationDriver(
             program=self.program,
             tenant_id=self.tenant_id,
             emulated=self.emulated,
@@ -154,15 +154,15 @@ class Walk:
             self.calm()
         return self.ended
 
-    # Both providers are told, since it is not the test that decides which of them is asked.
+    # Both providers get the replies and faults, since the test does not decide which of them is called.
 
     def _arm(self, replies: Sequence[Reply]) -> None:
         for name in BOTH:
-            self.emulated[name].says(*replies)
+            self.emulated[name].queue_replies(*replies)
 
     def _spoil(self, kind: FaultKind, **options: Any) -> None:
         for name in BOTH:
-            self.emulated[name].fails(kind, **options)
+            self.emulated[name].inject_fault(kind, **options)
 
     def calm(self) -> None:
         for name in BOTH:
@@ -170,24 +170,24 @@ class Walk:
             self.emulated[name].state.faults.clear()
 
 
-async def begin_walk(
+async def start_driver(
     program: Program, tenant_id: str, emulated: EmulatedProviders, provider: str, **changes: Any
-) -> Walk:
+) -> ConversationDriver:
     conversation = await open_conversation(program.store, tenant_id, provider, **changes)
-    walk = Walk(
+    driver = ConversationDriver(
         program=program,
         tenant_id=tenant_id,
         emulated=emulated,
         conversation_id=conversation.id,
         assistant_id=conversation.assistant_id,
     )
-    # What a walk before this one has left unsaid is not for this one.
-    walk.calm()
-    return walk
+    # Replies and faults left over from an earlier driver are not for this one.
+    driver.calm()
+    return driver
 
 
 async def until_asked(emulated: EmulatedProviders) -> None:
-    """Until a provider has met the fault that waits for it: a request that arrives later would meet the next one's."""
+    """Wait until a provider has used up its fault: a request that arrives later would get the fault of the next one."""
 
     async def met() -> bool:
         return any(not emulated[name].state.faults for name in BOTH)
@@ -196,20 +196,20 @@ async def until_asked(emulated: EmulatedProviders) -> None:
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Looks often, and not for ever."""
+    """Poll the condition until it holds, up to a generous limit."""
     async with asyncio.timeout(30):
-        while not await condition():  # noqa: ASYNC110  reason: what is waited for tells nobody
+        while not await condition():  # noqa: ASYNC110  reason: there is no event to wait for
             await asyncio.sleep(0.005)
 
 
-async def hear(handle: TurnHandle, event_count: int) -> None:
-    """Until so many events of the answer have come."""
+async def read_events(handle: TurnHandle, event_count: int) -> None:
+    """Read events of the turn until this many of its answer have come."""
     reader = handle.read()
-    heard = 0
-    while heard < event_count + 1:
+    received = 0
+    while received < event_count + 1:
         events = await reader.next(10)
         assert events, "nothing came for too long"
-        heard += len(events)
+        received += len(events)
 
 
 async def list_all_turns(program: Program, tenant_id: str, conversation_id: str) -> list[Turn]:
@@ -224,7 +224,9 @@ async def list_all_turns(program: Program, tenant_id: str, conversation_id: str)
 
 
 def assert_all_accepted(requests: Sequence[Mapping[str, Any]]) -> None:
-    """No provider has refused a request, but where it was told to. One that it has not answered yet has no status."""
+    """Assert that no provider has refused a request without a fault. A request that is not answered yet has no
+    status.
+    """
     refused = [
         (request["number"], request["status"], request["body"])
         for request in requests
@@ -234,12 +236,12 @@ def assert_all_accepted(requests: Sequence[Mapping[str, Any]]) -> None:
 
 
 def assert_no_break(calls: Sequence[Call]) -> None:
-    """No request has begun otherwise than the one before it."""
+    """Assert that every request begins with the previous one."""
     assert [call for call in calls if any(warning["kind"] == "prefix_break" for warning in call.start.warnings)] == []
 
 
 def withheld_by(call: Call) -> dict[str, list[int]]:
-    """By reason the turns whose signatures a call went without."""
+    """The turns whose signatures a call has withheld, by reason."""
     return {
         str(warning["reason"]): list(warning["seqs"])
         for warning in call.start.warnings
@@ -247,48 +249,51 @@ def withheld_by(call: Call) -> dict[str, list[int]]:
     }
 
 
-async def assert_rebuilds(walk: Walk) -> int:
-    """Every request that was sent for the conversation can be made again, to the byte, and whoever verifies what is
-    stored of it finds nothing wrong. How many there were.
+async def assert_rebuilds(driver: ConversationDriver) -> int:
+    """Rebuild every request of the conversation byte for byte, and verify everything that is stored of it.
+
+    Returns the number of calls.
     """
-    calls = [*await walk.calls(), *await walk.background_calls()]
+    calls = [*await driver.calls(), *await driver.background_calls()]
     for call in calls:
         if not call.start.request_hash:
             # Recovery wrote this row: the server died after it had sent the request and before the row was stored.
             continue
-        _, body = await rebuild(walk, call)
+        _, body = await rebuild(driver, call)
         assert hashlib.sha256(body).digest() == call.start.request_hash, (call.turn_seq, call.start.attempt)
-    verifier = Verifier(PostgresRecordedCalls(walk.program.database), walk.program.providers.by_name, VerifyOptions())
-    verified = await verifier.verify([walk.conversation_id])
+    verifier = Verifier(
+        PostgresRecordedCalls(driver.program.database), driver.program.providers.by_name, VerifyOptions()
+    )
+    verified = await verifier.verify([driver.conversation_id])
     assert verified.mismatches == ()
     assert verified.counts.call_count == len(calls)
     return len(calls)
 
 
-async def rebuild(walk: Walk, call: Call) -> tuple[Payload, bytes]:
-    """A past request: as a payload, and as the bytes that left."""
-    source = await walk.program.store.load_rebuild_source(
-        walk.tenant_id, walk.conversation_id, call.turn_seq, call.start.attempt
+async def rebuild(driver: ConversationDriver, call: Call) -> tuple[Payload, bytes]:
+    """Rebuild a past request, as a payload and as bytes."""
+    source = await driver.program.store.load_rebuild_source(
+        driver.tenant_id, driver.conversation_id, call.turn_seq, call.start.attempt
     )
-    provider = walk.program.providers.by_name[call.start.provider]
+    provider = driver.program.providers.by_name[call.start.provider]
     payload = rebuild_call(source, provider=provider)
     return payload, await provider.encode_request(payload)
 
 
 def messages_of(provider: str, body: Mapping[str, Any]) -> list[Any]:
-    """The messages of a request, without cache markers: those wander."""
+    """The messages of a request without cache markers, which move from request to request."""
     messages: list[Any] = _unmarked(body[{GEMINI: "contents", ANTHROPIC: "messages"}[provider]])
     return messages
 
 
 def answers_in(provider: str, body: Mapping[str, Any]) -> list[Any]:
-    """What the model has said, as a request has it."""
+    """The answers of the model in a request."""
     role = {GEMINI: "model", ANTHROPIC: "assistant"}[provider]
     return [message for message in messages_of(provider, body) if message["role"] == role]
 
 
 def signatures_in(value: Any) -> list[str]:
-    """Every signature in there, in order."""
+    """Every signature in the value, in order."""
     if isinstance(value, list):
         return [found for item in value for found in signatures_in(item)]
     if not isinstance(value, dict):

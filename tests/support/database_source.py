@@ -1,4 +1,4 @@
-"""Where the tests' Postgres comes from."""
+"""The Postgres server of the tests."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ from testcontainers.community.postgres import PostgresContainer
 
 
 def find_server_url(run_id: str) -> str | None:
-    """A server that is there or can be started, or None: then the embedded one is used."""
+    """An existing or startable server; None if the embedded one has to be used."""
     given = os.environ.get("STRATA_TEST_DATABASE_URL")
     if given:
         return given

@@ -1,4 +1,6 @@
-"""Both providers as emulators in the test's own process: what they say, what goes wrong, what they were asked."""
+"""Both providers as emulators in the process of the test: their replies, their faults, and the requests they
+received.
+"""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +18,7 @@ from server.emulator.reply import Fault, FaultKind, Turn
 from server.emulator.server import emulating
 from server.emulator.state import Clock, EmulatorState, build_state
 from server.providers.choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
-from tests.contracts.provider_rig import Lines
+from tests.contracts.provider_harness import Lines
 
 MODELS = {GEMINI: "gemini-3.1-pro-preview", ANTHROPIC: "claude-opus-5-5"}
 BOTH = tuple(MODELS)
@@ -24,7 +26,7 @@ BOTH = tuple(MODELS)
 
 @dataclass(slots=True)
 class MovedClock:
-    """A clock for emulators that a test may put forward."""
+    """A clock for emulators that a test can move forward."""
 
     ahead_seconds: float = 0.0
 
@@ -34,7 +36,7 @@ class MovedClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulated:
-    """One provider."""
+    """One emulated provider."""
 
     name: str
     url: str
@@ -45,22 +47,22 @@ class Emulated:
     def model(self) -> str:
         return MODELS[self.name]
 
-    def says(self, *turns: Turn) -> None:
-        """What the model says next; then it improvises again."""
+    def queue_replies(self, *turns: Turn) -> None:
+        """Queue the next replies of the model; afterwards it improvises again."""
         self.lines.turns.extend(turns)
 
-    def fails(self, kind: FaultKind, *, times: int = 1, **options: Any) -> None:
-        """What goes wrong with the next requests."""
+    def inject_fault(self, kind: FaultKind, *, times: int = 1, **options: Any) -> None:
+        """Inject faults into the next requests."""
         self.state.faults.arm(Fault(kind=kind, **options), times)
 
     def requests(self) -> list[dict[str, Any]]:
-        """What it was asked, oldest first."""
+        """The received requests, oldest first."""
         return self.state.request_log.list()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedProviders:
-    """Both."""
+    """Both emulated providers."""
 
     gemini: Emulated
     anthropic: Emulated
@@ -69,14 +71,14 @@ class EmulatedProviders:
         return {GEMINI: self.gemini, ANTHROPIC: self.anthropic}[name]
 
     def point(self, settings: Settings) -> Settings:
-        """The settings with the emulators' addresses."""
+        """The settings with the addresses of the emulators."""
         return settings.model_copy(
             update={"gemini_base_url": self.gemini.url, "anthropic_base_url": self.anthropic.url}
         )
 
     @asynccontextmanager
     async def open(self, settings: Settings, key: str = "test") -> AsyncIterator[Providers]:
-        """Our own providers, pointed at the emulators."""
+        """The providers of the server, connected to the emulators."""
         environment = {names[0]: key for names in KEY_VARIABLES.values()}
         choice = ProviderChoice(provider=GEMINI, api_key=key)
         async with open_providers(self.point(settings), choice, environment) as providers:
@@ -85,7 +87,7 @@ class EmulatedProviders:
 
 @dataclass(slots=True)
 class Stage:
-    """An application whose part is played by another one in each test: one server for all of them saves its ending."""
+    """An application that delegates to another one in each test. Sharing one HTTP server saves the time to stop it."""
 
     app: ASGIApp
 
@@ -95,13 +97,13 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """Where the emulators of one test after the other are served: a URL and a stage for each."""
+    """The servers for the emulators of consecutive tests: a URL and a stage for each provider."""
 
     gemini: tuple[str, Stage]
     anthropic: tuple[str, Stage]
 
     def play(self, *, clock: Clock = time.time, implicit_cache: bool = True) -> EmulatedProviders:
-        """Both providers, new."""
+        """Both providers with a new state."""
         return EmulatedProviders(
             gemini=_play(GEMINI, self.gemini, partial(build_gemini_app, implicit_cache=implicit_cache), clock),
             anthropic=_play(ANTHROPIC, self.anthropic, build_anthropic_app, clock),
@@ -125,6 +127,6 @@ def _play(name: str, place: tuple[str, Stage], build: Callable[[EmulatorState], 
 
 @asynccontextmanager
 async def emulating_both(*, clock: Clock = time.time, implicit_cache: bool = True) -> AsyncIterator[EmulatedProviders]:
-    """On servers of their own."""
+    """Both providers on separate servers."""
     async with open_stages() as stages:
         yield stages.play(clock=clock, implicit_cache=implicit_cache)

@@ -1,7 +1,7 @@
-"""A Postgres server of the system's packages, run by hand: over TCP, with passwords and TLS, and with standbys.
+"""A Postgres server from the packages of the system, over TCP, with passwords and TLS, and with standbys.
 
-Each cluster lies in a temporary directory of its own and belongs to an account without privileges. A shell stands
-between the tests and the server: it ends the server when the tests end, in whatever way they do.
+Each cluster has a separate temporary directory and belongs to an account without privileges. A shell runs between the
+tests and the server and stops the server when the tests end, even if they are killed.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ import pytest
 
 USER: Final = "strata"
 PASSWORD: Final = "s3cret%2Fpass"
-"""As it stands in a URL."""
+"""The encoded form in a URL."""
 LIMIT_SECONDS: Final = 30.0
 VERSIONS: Final = range(15, 18)
-"""What the tests of an external server want: the oldest that Strata takes, and nothing as new as the embedded one."""
+"""The versions for tests of an external server: from the oldest supported one to the one before the embedded one."""
 
-# Ends the server when its input does: that is when the tests close it, and also when they are killed.
+# Stops the server when its input ends: when the tests close it, and also when they are killed.
 _KEEPER: Final = '"$@" & server=$!; read -r _; kill -QUIT $server 2>/dev/null; wait $server'
 _BELOW_EPHEMERAL: Final = range(15000, 32000)
 _SETTINGS: Final = {
@@ -44,7 +44,7 @@ _SETTINGS: Final = {
     "timezone": "Europe/Oslo",
     "fsync": "off",
     "wal_keep_size": "64MB",
-    # A test that polls should not wait for the naps of Postgres.
+    # A polling test should not wait for the delays of Postgres.
     "wal_retrieve_retry_interval": "100ms",
 }
 _HBA: Final = """\
@@ -53,7 +53,7 @@ host all,replication all 127.0.0.1/32 scram-sha-256
 
 
 def find_bin_dir() -> Path:
-    """Where the newest suitable server has its programs. Skips the test where there is none."""
+    """The directory with the programs of the newest suitable server. Skips the test if there is none."""
     found = {
         int(path.parents[1].name): path.parent
         for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")
@@ -72,7 +72,7 @@ def find_bin_dir() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """A certificate authority, a server's certificate for 127.0.0.1, and an authority that nobody asked."""
+    """A certificate authority, a server certificate for 127.0.0.1, and an untrusted authority."""
 
     authority: Path
     stranger: Path
@@ -81,7 +81,7 @@ class Certificates:
 
 
 class Cluster:
-    """A server with its data, stopped at first."""
+    """A server with its data, initially stopped."""
 
     def __init__(self, base: Path, bin_dir: Path, certificates: Certificates, port: int) -> None:
         self.base = base
@@ -106,7 +106,7 @@ class Cluster:
         (self.data / "pg_hba.conf").write_text(_HBA)
 
     def copy_of(self, primary: "Cluster") -> None:
-        """Makes this one a standby of the other."""
+        """Make this cluster a standby of the other."""
         self.run(
             "pg_basebackup", "--no-sync", "-c", "fast", "-R", "-D", str(self.data), "-d", primary.url("replication")
         )
@@ -120,7 +120,7 @@ class Cluster:
         assert done.returncode == 0, done.stderr.decode()
 
     def start(self, **settings: str) -> None:
-        """Returns when it takes connections."""
+        """Start it, and return when it accepts connections."""
         options = {
             **_SETTINGS,
             "port": str(self.port),
@@ -143,17 +143,17 @@ class Cluster:
         wait_until(self._takes_connections)
 
     def stop(self) -> None:
-        """Ends it at once, without a checkpoint. Also where it does not run."""
+        """Stop it at once, without a checkpoint. It need not be running."""
         if self._keeper is None:
             return
         self._keeper.communicate(timeout=LIMIT_SECONDS)
         self._keeper = None
 
     def kill(self) -> None:
-        """SIGKILL to all of its processes: what is left is what a dead machine leaves."""
+        """Send SIGKILL to all its processes, which leaves what a machine failure leaves."""
         postmaster = psutil.Process(self._postmaster())
         processes = [postmaster, *postmaster.children(recursive=True)]
-        postmaster.send_signal(signal.SIGSTOP)  # or it would start new ones
+        postmaster.send_signal(signal.SIGSTOP)  # Otherwise it would start new ones.
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -186,13 +186,13 @@ class Cluster:
         return False
 
     def _remove_shared_memory(self) -> None:
-        """Postgres keeps a few bytes of it as a lock; only a next start on the same data would remove them."""
+        """Postgres keeps a few bytes of it as a lock; only another start with the same data would remove them."""
         words = (self.data / "postmaster.pid").read_text().splitlines()[6].split()
         subprocess.run(["ipcrm", "-m", words[1]], check=False, capture_output=True)
 
 
 class Site:
-    """A place for clusters that share certificates."""
+    """A directory for clusters that share certificates."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -201,14 +201,14 @@ class Site:
         self._clusters: list[Cluster] = []
 
     def primary(self, **settings: str) -> Cluster:
-        """A new cluster, running."""
+        """A new running cluster."""
         cluster = self._place()
         cluster.initialize()
         cluster.start(**settings)
         return cluster
 
     def standby(self, primary: Cluster) -> Cluster:
-        """A streaming standby of a running cluster, running."""
+        """A running streaming standby of a running cluster."""
         cluster = self._place()
         cluster.copy_of(primary)
         cluster.start()
@@ -226,9 +226,9 @@ class Site:
 
 @contextmanager
 def open_site(directory: Path | None = None) -> Iterator[Site]:
-    """In the end nothing of it runs, and nothing of it lies about. `directory`: on which disk."""
+    """At the end all processes are stopped and all files removed. `directory` selects the disk."""
     find_bin_dir()
-    # Not pytest's temporary directory: that is closed to the account that Postgres runs under for root.
+    # Not the temporary directory of pytest: the account that Postgres runs under for root cannot enter it.
     base = Path(tempfile.mkdtemp(prefix="strata-external-", dir=directory))
     try:
         base.chmod(0o755)
@@ -250,7 +250,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = LIMIT_SECONDS) ->
 
 
 async def come_true(condition: Callable[[], bool | Awaitable[bool]], seconds: float = LIMIT_SECONDS) -> None:
-    """The same without holding up the loop, and for conditions that have to be awaited."""
+    """The same without blocking the loop, for conditions that have to be awaited."""
     deadline = time.monotonic() + seconds
     while True:
         met = condition()
@@ -261,7 +261,7 @@ async def come_true(condition: Callable[[], bool | Awaitable[bool]], seconds: fl
 
 
 def give(path: Path) -> None:
-    """Makes a file or directory the property of the account that Postgres runs under."""
+    """Give a file or directory to the account that Postgres runs under."""
     path.chmod(0o755 if path.is_dir() else 0o600)
     account = _account()
     if account:
@@ -285,7 +285,7 @@ def _account() -> Mapping[str, Any]:
 
 
 def free_port() -> int:
-    """Below those that the kernel gives away by itself, so that nobody takes it before Postgres does."""
+    """A port below the ephemeral range of the kernel, so that no other process takes it before Postgres does."""
     while True:
         port = random.SystemRandom().choice(_BELOW_EPHEMERAL)
         with socket.socket() as probe, suppress(OSError):
@@ -306,7 +306,7 @@ def _make_certificates(base: Path) -> Certificates:
         base,
         *("-subj", "/CN=strata-test", "-keyout", "server.key", "-out", "server.crt"),
         *("-CA", "authority.crt", "-CAkey", "authority.key", "-addext", "basicConstraints=critical,CA:FALSE"),
-        # Good for the address, not for the name localhost.
+        # Valid for the address, not for the name localhost.
         *("-addext", "subjectAltName=IP:127.0.0.1"),
     )
     give(made.server_key)

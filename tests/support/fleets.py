@@ -1,4 +1,4 @@
-"""Servers in processes of their own, for whoever kills them or has several."""
+"""Servers in separate processes, for tests that kill them or need several."""
 
 from collections.abc import AsyncIterator
 
@@ -25,6 +25,6 @@ async def fleet(
     emulated: EmulatedProviders,
     tenant: Tenant,
 ) -> AsyncIterator[Fleet]:
-    """On the worker's database."""
+    """A fleet on the database of the worker."""
     async with open_fleet(launcher, database, database_options, emulated, tenant) as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""Damaging what a provider sends, byte by byte, on the emulator's side of the connection."""
+"""Damages what a provider sends, byte by byte, on the emulator's side of the connection."""
 
 import random
 import re
@@ -8,17 +8,17 @@ from typing import Any
 from server.emulator.exchange import ASGIApp, Receive, Scope, Send
 
 _CHUNK_SHARE = 0.3
-"""Of the pieces of a damaged answer."""
+"""The number of pieces of a damaged answer."""
 _SIGNATURE = re.compile(rb'[sS]ignature": ?"([A-Za-z0-9+/_-]{8,})')
 _SIGNATURE_SHARE = 0.5
 """Of the damage to a piece that has a signature."""
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:
-    """The bytes with a few of them changed, missing, doubled, or replaced by something that a parser may stumble on."""
+    """The bytes with a few of them changed, removed, repeated, or replaced by something that a parser may fail on."""
     signatures = list(_SIGNATURE.finditer(data))
     if signatures and rng.random() < _SIGNATURE_SHARE:
-        # Still well-formed, and no longer what the provider signed: it is refused when it comes back.
+        # Still well-formed, but not what the provider signed: it is refused when it is sent back.
         place = rng.randrange(*rng.choice(signatures).span(1))
         return data[:place] + (b"A" if data[place : place + 1] != b"A" else b"B") + data[place + 1 :]
     place = rng.randrange(len(data))
@@ -43,7 +43,7 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
 
 
 class Fuzzer:
-    """Around an emulator: damages the next answer if a seed is given for it."""
+    """Wraps an emulator: damages the next answer if a seed is set for it."""
 
     def __init__(self) -> None:
         self.seed: int | None = None
@@ -71,5 +71,5 @@ class Fuzzer:
 
 
 def without_length(message: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """The head of a response whose body may come out longer or shorter than it was."""
+    """The head of a response whose body may become longer or shorter."""
     return {**message, "headers": [pair for pair in message["headers"] if pair[0] != b"content-length"]}

@@ -1,4 +1,4 @@
-"""The Gemini emulator on a free port, a clock to move, and the two ways to talk to it: the SDK and bare HTTP."""
+"""The Gemini emulator on a free port, a clock that can be moved, and two ways to call it: the SDK and bare HTTP."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -39,11 +39,11 @@ class GeminiEmulator:
     opened: AsyncExitStack
 
     def client(self, api_key: str = "key-a", version: str | None = None) -> genai.Client:
-        """The stock SDK, pointed here."""
-        # Its own HTTP client: the SDK would take aiohttp where that is installed, and never closes one it was given.
-        http = httpx2.AsyncClient(verify=False)  # loading certificates takes longer than a test
+        """The stock SDK, connected to it."""
+        # An own HTTP client: the SDK would use aiohttp if it is installed, and never closes one it was given.
+        http = httpx2.AsyncClient(verify=False)  # Loading certificates takes longer than a test.
         self.opened.push_async_callback(http.aclose)
-        options = types.HttpOptions(base_url=self.url, api_version=version, httpx_async_client=http, timeout=10_000)
+        options = types.HttpOptions(base_url=self.url, api_version=version, httpx_async_client=http, timeout=60_000)
         client = genai.Client(api_key=api_key, http_options=options)
         self.opened.callback(client.close)
         return client
@@ -85,7 +85,7 @@ async def gemini_emulator(script: str = "", *, implicit_cache: bool = True) -> A
     state = build_state(script=load_script(script) if script else Script(()), clock=clock)
     async with (
         emulating(build_gemini_app(state, implicit_cache=implicit_cache)) as url,
-        httpx2.AsyncClient(base_url=url, timeout=10) as http,
+        httpx2.AsyncClient(base_url=url, timeout=60) as http,
         AsyncExitStack() as opened,
     ):
         yield GeminiEmulator(url=url, state=state, clock=clock, http=http, opened=opened)

@@ -1,4 +1,4 @@
-"""Talking to a running server over HTTP, as a client without any library of ours would."""
+"""A client of a running server over plain HTTP, without the Python client of the project."""
 
 import json
 from collections.abc import AsyncIterator
@@ -14,48 +14,48 @@ from tests.support.emulators import MODELS
 _CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "get_weather", "description": "The weather in a city", "parameters": _CITY}
 
-Told = tuple[int, str, Any]
-"""An event: its number, its name, its data."""
+StreamedEvent = tuple[int, str, Any]
+"""An event of a stream: its number, its name, its data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Talk:
-    """One key's view of a server."""
+class ApiClient:
+    """Sends requests with one key."""
 
     client: httpx2.AsyncClient
     key: str
 
     async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> httpx2.Response:
-        """One request. Underscores in the names of headers are hyphens."""
+        """Send one request. Underscores in the names of headers become hyphens."""
         return await self.client.request(method, path, headers=self.headers(headers), **_content(body))
 
     async def expect(self, status: int, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        """The JSON of an answer that has to have this status."""
+        """Send a request, assert the status, and return the JSON of the answer."""
         answer = await self.ask(method, path, body, **headers)
         assert answer.status_code == status, answer.text
         return answer.json()
 
     async def begin(self, provider: str = "gemini", **body: Any) -> str:
-        """A conversation with a new assistant of the provider's that has one tool. Its id."""
+        """Create a conversation with a new assistant of the provider that has one tool. Returns its id."""
         definition = {"name": "helper", "provider": provider, "model": MODELS[provider], "tools": [WEATHER]}
         assistant = await self.expect(201, "POST", "/v1/assistants", definition)
         made = await self.expect(201, "POST", "/v1/conversations", {"assistant_id": assistant["id"], **body})
         return str(made["id"])
 
     async def say(self, conversation_id: str, text: str = "Tell me a story.", **headers: str) -> Any:
-        """Takes a turn and waits for its end."""
+        """Take a turn and wait for its end."""
         return await self.expect(200, "POST", turns(conversation_id), {"input": text}, **headers)
 
     @asynccontextmanager
     async def listen(
         self, method: str, path: str, body: Any = None, **headers: str
-    ) -> AsyncIterator[tuple[httpx2.Response, AsyncIterator[Told]]]:
-        """A stream that is open, and its events as they come."""
+    ) -> AsyncIterator[tuple[httpx2.Response, AsyncIterator[StreamedEvent]]]:
+        """Open a stream. Yields the response and its events as they arrive."""
         wanted = self.headers({"accept": "text/event-stream", **headers})
         async with self.client.stream(method, path, headers=wanted, **_content(body)) as answer:
             yield answer, _events(answer)
 
-    async def hear(self, method: str, path: str, body: Any = None, **headers: str) -> list[Told]:
+    async def read_events(self, method: str, path: str, body: Any = None, **headers: str) -> list[StreamedEvent]:
         """All events of a stream."""
         async with self.listen(method, path, body, **headers) as (answer, events):
             assert answer.status_code == 200, (await answer.aread()).decode()
@@ -70,12 +70,12 @@ def turns(conversation_id: str, seq: int | None = None) -> str:
 
 
 @asynccontextmanager
-async def open_talk(server: StrataServer, key: str | None = None) -> AsyncIterator[Talk]:
+async def open_api(server: StrataServer, key: str | None = None) -> AsyncIterator[ApiClient]:
     async with httpx2.AsyncClient(base_url=server.url, timeout=30) as client:
-        yield Talk(client=client, key=key or server.client_key)
+        yield ApiClient(client=client, key=key or server.client_key)
 
 
-async def _events(answer: httpx2.Response) -> AsyncIterator[Told]:
+async def _events(answer: httpx2.Response) -> AsyncIterator[StreamedEvent]:
     fields: dict[str, str] = {}
     async for line in answer.aiter_lines():
         if line:

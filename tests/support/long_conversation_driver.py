@@ -1,7 +1,7 @@
-"""A conversation of any length with an emulated provider, and what the simulation says about the same one.
+"""A conversation of any length with an emulated provider, and the prediction of the simulation for it.
 
-The server is the whole program with the worker inside: turns end, the policy is asked, jobs are queued and done. Users
-let the worker finish before they go on, as people do, who take longer to think than a job to run.
+The server is the whole program with the worker inside: turns end, the policy is evaluated, jobs are queued and
+executed. The driver lets the worker finish before the next task, since a user thinks longer than a job runs.
 """
 
 import time
@@ -38,7 +38,7 @@ from tests.support.turn_service_driver import open_conversation, settle, tool_re
 from tests.support.wire_proxy import WireProxy, open_proxy
 
 MODELS = {GEMINI: "gemini-3.8-flash", ANTHROPIC: "claude-sonnet-5-5"}
-"""In their default orders: layered, and append-only with thinking that is bound to its prefix."""
+"""In their default orders: layered, and append-only with prefix-bound thinking."""
 TOOLS_EVERY = 5
 INSTRUCTIONS = Instructions(
     roles="You help people who ask about all kinds of things, and you keep to what you know.\n" * 220
@@ -66,50 +66,50 @@ class Sample:
 
     seq: int
     is_task: bool
-    """It answers a user; else the result of a tool."""
+    """Whether it answers a user and not the result of a tool."""
     usage: Usage
     seconds: float
     cpu_seconds: float
-    """Of this process."""
+    """CPU time of this process."""
     bytes_read: int
-    """From the database."""
+    """Bytes from the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What the store has of the conversation when it is over."""
+    """The stored facts of the conversation at its end."""
 
     seqs: Sequence[int]
-    """Of the calls, one each."""
+    """The turns of the calls."""
     epochs: Sequence[int]
-    """The same calls' own."""
+    """The epochs of the calls."""
     buffered: Sequence[int]
-    """How many turns each of them has sent from the buffer."""
+    """The number of buffered turns in each call."""
     provider_seconds: Sequence[float]
-    """How long each of them took from when it left to its last byte: that is not the server's time."""
+    """The time from sending each call to its last byte, which is not time of the server."""
     refused: int
-    """Calls that were not answered with 200 at once."""
+    """Calls that were not answered with 200 at the first attempt."""
     dynamic_bytes: int
     compactions: int
     others: int
-    """Epochs for any other reason but the first."""
+    """Epochs for other reasons than a compaction or the start."""
 
 
 @dataclass(slots=True, kw_only=True)
-class LongTalk:
-    """One conversation under way."""
+class LongConversationDriver:
+    """Drives one conversation."""
 
     program: Program
     proxy: WireProxy
     direct: Database
-    """Past the proxy, for whoever watches."""
+    """A connection that bypasses the proxy, for measurements."""
     tenant_id: str
     provider: str
     conversation_id: str
     samples: list[Sample] = field(default_factory=list)
 
     async def go_on(self, turns: int) -> None:
-        """Until the conversation has so many turns, those of users and tools included."""
+        """Continue until the conversation has this many turns, those of users and tools included."""
         number = sum(sample.is_task for sample in self.samples)
         while not self.samples or self.samples[-1].seq < turns:
             number += 1
@@ -154,19 +154,19 @@ class LongTalk:
 
 
 def task_of(number: int) -> str:
-    """What the user says; in some exchanges something that takes a tool."""
+    """The text of a task; some tasks need a tool."""
     question = "What is the weather in Oslo?" if number % TOOLS_EVERY == 0 else "How do birds find their way?"
     return f"Number {number:05d}. {question} {_FILLER * 2}"
 
 
 @asynccontextmanager
-async def open_talk(
+async def open_long_conversation(
     settings: Settings, providers: Providers, direct: Database, provider: str, *, typical_exchange_count: int | None
-) -> AsyncIterator[LongTalk]:
-    """A new conversation with an assistant whose earlier ones had so many exchanges; None: it has had none."""
+) -> AsyncIterator[LongConversationDriver]:
+    """Open a new conversation with an assistant whose earlier ones had this many exchanges; None: there were none."""
     async with open_proxy(direct.options.url) as proxy:
-        behind = settings.model_copy(update={"database_url": SecretStr(proxy.url()), "worker_inside": True})
-        async with open_program(behind, providers=providers) as program:
+        proxied = settings.model_copy(update={"database_url": SecretStr(proxy.url()), "worker_inside": True})
+        async with open_program(proxied, providers=providers) as program:
             tenant = await program.key_ring.create_tenant(f"talkers with {provider}")
             conversation = await open_conversation(
                 program.store, tenant.id, provider, model=MODELS[provider], instructions=INSTRUCTIONS
@@ -174,7 +174,7 @@ async def open_talk(
             if typical_exchange_count is not None:
                 await add_resting(direct, tenant.id, conversation.assistant_id, [typical_exchange_count] * 12)
                 await program.lengths.load(tenant.id, conversation.assistant_id)
-            yield LongTalk(
+            yield LongConversationDriver(
                 program=program,
                 proxy=proxy,
                 direct=direct,
@@ -186,7 +186,7 @@ async def open_talk(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the simulation says about the conversation, behind its warm-up."""
+    """What the simulation predicts for the conversation after its warm-up."""
 
     share: float
     cost_usd: float
@@ -194,10 +194,12 @@ class Prediction:
     """From the beginning."""
 
 
-def predict(talk: LongTalk, account: Account, *, typical_exchange_count: int | None, warm_up: int) -> Prediction:
-    """The same exchanges with their measured sizes, under the same policy and prices."""
-    market = find_priced_model(talk.provider, MODELS[talk.provider], None, datetime.now(UTC))
-    shape, exchanges = _measure(talk.samples, market, account)
+def predict(
+    driver: LongConversationDriver, account: Account, *, typical_exchange_count: int | None, warm_up: int
+) -> Prediction:
+    """Simulate the same exchanges with their measured sizes, under the same policy and prices."""
+    market = find_priced_model(driver.provider, MODELS[driver.provider], None, datetime.now(UTC))
+    shape, exchanges = _measure(driver.samples, market, account)
 
     def play(count: int) -> tuple[CallCost, int]:
         layout = _LAYOUTS[market.order]
@@ -205,7 +207,7 @@ def predict(talk: LongTalk, account: Account, *, typical_exchange_count: int | N
         run = simulate(timeline, market, CompactionPolicy(), typical_exchange_count=typical_exchange_count)
         return run.calls_cost, run.compaction_count
 
-    before, _ = play(sum(sample.is_task for sample in talk.samples if sample.seq <= warm_up))
+    before, _ = play(sum(sample.is_task for sample in driver.samples if sample.seq <= warm_up))
     whole, compactions = play(len(exchanges))
     return Prediction(
         share=(whole.read_tokens - before.read_tokens) / (whole.input_tokens - before.input_tokens),
@@ -217,9 +219,9 @@ def predict(talk: LongTalk, account: Account, *, typical_exchange_count: int | N
 def compare_at_same_buffer(
     early: Sequence[Sample], late: Sequence[Sample], account: Account, weigh: Callable[[Sample], float]
 ) -> float:
-    """The late turns as a multiple of the early ones: the median over those that had as much in their buffers.
+    """The late turns as a multiple of the early ones: the median over turns with equally long buffers.
 
-    What is in the buffer goes up and down with every compaction; only at the same place can two turns be compared.
+    The buffer grows and shrinks with every compaction; only turns with the same buffer can be compared.
     """
     buffered = dict(zip(account.seqs, account.buffered, strict=True))
     ratios = []
@@ -230,12 +232,12 @@ def compare_at_same_buffer(
 
 
 def share_of(samples: Sequence[Sample]) -> float:
-    """What the provider says it has read from its cache, of all input."""
+    """The share of all input that the provider reports as read from its cache."""
     return sum(one.usage.cache_read_tokens for one in samples) / sum(one.usage.input_tokens for one in samples)
 
 
 def cost_of(samples: Sequence[Sample], provider: str) -> float:
-    """Of the input, by the tariff that the simulation uses."""
+    """The cost of the input, by the tariff of the simulation."""
     tariff = find_priced_model(provider, MODELS[provider], None, datetime.now(UTC)).tariff
     usages = [sample.usage for sample in samples]
     fresh = sum(usage.fresh_input_tokens for usage in usages)
@@ -247,7 +249,7 @@ def cost_of(samples: Sequence[Sample], provider: str) -> float:
 def _measure(
     samples: Sequence[Sample], market: PricedModel, account: Account
 ) -> tuple[Shape, tuple[SimulatedExchange, ...]]:
-    """What is new in each call is what its input is larger by than that of the call before, within an epoch."""
+    """The new content of each call is the growth of its input over that of the previous call in the same epoch."""
     task = count_tokens(task_of(1))
     dynamic = account.dynamic_bytes // 4
     staying = dynamic if market.order is LayerOrder.APPEND_ONLY else 0
@@ -263,7 +265,7 @@ def _measure(
 
     result = count_tokens('{"celsius":4}')
     thinking = {True: round(grown(is_task=False) - result), False: round(grown(is_task=True) - task - staying)}
-    """Beside a call of a tool, and beside an answer."""
+    """The thinking of a tool call, and of an answer."""
     shape = Shape(
         name="long talk",
         static_tokens=samples[0].usage.input_tokens - task - dynamic,

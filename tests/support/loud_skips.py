@@ -1,7 +1,7 @@
-"""A pytest plugin: a skipped test is never silent.
+"""A pytest plugin that reports every skipped test.
 
-Every skip is listed with its reason at the end of the run. In CI, where everything that a test needs can be had, a skip
-is a failure, unless its reason starts with one of `ALLOWED_IN_CI`.
+Every skip is listed with its reason at the end of the run. In CI, where everything that a test needs is available, a
+skip is a failure, unless its reason starts with one of `ALLOWED_IN_CI`.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Generator
 import pytest
 
 ALLOWED_IN_CI: tuple[str, ...] = ()
-"""The beginnings of the reasons that are good even in CI, each with a comment that says why. None so far."""
+"""Prefixes of reasons that are allowed in CI, each with a comment that explains why. None so far."""
 
 
 def _in_ci() -> bool:

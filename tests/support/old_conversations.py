@@ -1,4 +1,4 @@
-"""Conversations of earlier days, as a store has them that has been at work for a while."""
+"""Conversations of earlier days, as in a store that has been in use for a while."""
 
 import os
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ async def add_resting(
     created: timedelta = timedelta(days=3),
     rests: timedelta = timedelta(days=2),
 ) -> None:
-    """One for each count, made and last talked to so long ago."""
+    """Add one conversation per count, created and last used in the past."""
     now = datetime.now(UTC)
     owner = decode_id(TENANT, tenant_id), decode_id(ASSISTANT, assistant_id)
     rows = [

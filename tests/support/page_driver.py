@@ -1,4 +1,4 @@
-"""Talking to the pages over HTTP, as a browser would that shows nothing."""
+"""An operator that uses the pages over HTTP, without a browser."""
 
 import re
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ PAGES = (
 
 
 class Operator:
-    """A browser as far as HTTP goes: it keeps cookies and says where its forms come from."""
+    """An HTTP client that keeps cookies and sends the origin of its forms."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self.client = client
@@ -50,7 +50,7 @@ async def admin_key_of(server: StrataServer) -> ApiKey:
 
 async def audited(database: Database) -> list[tuple[str, str, str | None]]:
     async with database.connection() as connection:
-        # The keys that a test begins with are not what it tells of.
+        # The creation of the keys of the test is not part of what it asserts.
         rows = await connection.fetch(
             "SELECT action, outcome, object FROM audit_log WHERE action <> 'key.create' ORDER BY id"
         )

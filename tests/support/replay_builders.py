@@ -1,4 +1,4 @@
-"""Replays for tests of where they are kept: nobody is asked anything."""
+"""Builders for tests of the replay store; no provider is called."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ A_CALL = CallEstimate(usd=Decimal("0.10"), tokens=100)
 
 
 def draft(**changes: Any) -> ReplayDraft:
-    """One that names its conversations; `limits` as a mapping changes the usual ones."""
+    """A draft that names its conversations; `limits` as a mapping changes the usual ones."""
     values: dict[str, Any] = {"name": "nightly", "selection": Selection(conversation_ids=("conv_x",))}
     limits = changes.pop("limits", {})
     return ReplayDraft(**values | {"limits": ReplayLimits(**limits)} | changes)
@@ -59,7 +59,7 @@ def result(position: int = 1, **changes: Any) -> TurnResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayRig:
+class ReplayHarness:
     """Replays of one tenant over live conversations and replay conversations."""
 
     database: Database
@@ -69,7 +69,7 @@ class ReplayRig:
     tenant: Tenant
 
     async def record(self, count: int = 1) -> list[str]:
-        """So many conversations of one exchange."""
+        """Store this many conversations of one exchange."""
         ids = []
         for _ in range(count):
             conversation = await create_conversation(self.store, self.tenant.id)
@@ -78,12 +78,12 @@ class ReplayRig:
         return ids
 
     async def begin(self, source_count: int = 1, *, ids: Sequence[str] | None = None, **limits: Any) -> Replay:
-        """A replay of as many conversations."""
+        """Create a replay of this many conversations."""
         chosen = await self.record(source_count) if ids is None else ids
         return await self.replays.create_replay(self.tenant.id, draft(limits=limits), chosen, actor=OPERATOR)
 
     async def claim(self, replay: Replay, *, owner: str = "here", lease_seconds: float = 60) -> ClaimedItem:
-        """An item that must be there."""
+        """Claim an item, which must exist."""
         claimed = await self.find(replay, owner=owner, lease_seconds=lease_seconds)
         assert claimed is not None
         return claimed
@@ -99,10 +99,12 @@ class ReplayRig:
     ) -> CallPermission:
         return await self.replays.reserve_call(lease, uuid4(), provider=provider, estimate=estimate)
 
-    async def shadow(self, lease: ItemLease, text: str = "Hello") -> Conversation:
-        """The item's replay conversation with one exchange in it."""
+    async def replay_conversation(self, lease: ItemLease, text: str = "Hello") -> Conversation:
+        """Open the replay conversation of the item, with one exchange in it."""
         draft = ConversationDraft(assistant_id="")
-        shadow = await self.replays.open_replay_conversation(lease, self.tenant.id, definition(name="candidate"), draft)
-        await take_exchange(PostgresStore(self.replay_store), self.tenant.id, shadow.id, text)
+        replay_conversation = await self.replays.open_replay_conversation(
+            lease, self.tenant.id, definition(name="candidate"), draft
+        )
+        await take_exchange(PostgresStore(self.replay_store), self.tenant.id, replay_conversation.id, text)
         await self.replays.record_result(lease, result(), [TextBlock(text=text)])
-        return shadow
+        return replay_conversation

@@ -1,4 +1,4 @@
-"""Replaying conversations that a test has walked through, in the test's own process."""
+"""Replays conversations of a test in the process of the test."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,14 +30,14 @@ async def create_replay(program: Program, tenant_id: str, draft: ReplayDraft) ->
 
 
 async def run_replay(program: Program, tenant_id: str, draft: ReplayDraft) -> Replay:
-    """Makes it, and runs all its items here, one after the other."""
+    """Create the replay, and run all its items here, one after the other."""
     replay = await create_replay(program, tenant_id, draft)
     await program.replays.items.run_all(replay.id)
     return await program.replays.replays.load_replay(tenant_id, replay.id)
 
 
 async def results_of(program: Program, replay: Replay, number: int | None = None) -> list[TurnResult]:
-    """All of them, item by item."""
+    """All results, item by item."""
     replays = program.replays.replays
     results: list[TurnResult] = []
     cursor = None
@@ -84,12 +84,14 @@ async def shadow_calls(program: Program, replay: Replay, number: int = 1) -> dic
 
 
 def arm_again(emulated: EmulatedProviders, turns: Sequence[Turn], changed: Mapping[int, Reply] | None = None) -> None:
-    """The providers say once more what they said, but where it is changed, by the number of the answer."""
+    """Queue the recorded answers as replies of the providers, except for those in `changed`, by the number of the
+    answer.
+    """
     for name in BOTH:
         emulated[name].lines.turns.clear()
     for turn in turns:
         if isinstance(turn, ModelResponseTurn) and turn.state is TurnState.COMPLETE:
-            emulated[turn.provider].says((changed or {}).get(turn.seq) or reply_of(turn))
+            emulated[turn.provider].queue_replies((changed or {}).get(turn.seq) or reply_of(turn))
 
 
 def reply_of(turn: ModelResponseTurn) -> Reply:

@@ -1,4 +1,4 @@
-"""`strata` as a real process, ended whatever happens to the test."""
+"""`strata` as a real process, which is always stopped after the test."""
 
 import os
 import re
@@ -22,7 +22,7 @@ PROJECT = Path(__file__).parents[2]
 
 
 def strata(*arguments: str, env: Mapping[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end."""
+    """Run a command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "server", *arguments],
         env=environment(env),
@@ -36,8 +36,8 @@ def strata(*arguments: str, env: Mapping[str, str], stdin: str = "") -> subproce
 
 
 def strata_here(*arguments: str, env: Mapping[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """The same inside this process, for what needs no process of its own: importing a command takes seconds. It runs in
-    a thread, since it brings its own event loop.
+    """Run a command inside this process, if it needs no separate one: importing a command takes seconds. It runs in a
+    thread, since it has its own event loop.
     """
     wanted = environment(env)
     changes: dict[str, str | None] = {name: None for name in os.environ if name not in wanted}
@@ -49,13 +49,13 @@ def strata_here(*arguments: str, env: Mapping[str, str], stdin: str = "") -> sub
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without any setting of ours or key of a provider, and with these."""
+    """The environment of this process without any setting of Strata or key of a provider, and with these variables."""
     ours = ("STRATA_", *(name for names in KEY_VARIABLES.values() for name in names))
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | dict(extra)
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Polls; says what it waited for when it gives up."""
+    """Poll until the condition holds; the error names what was waited for."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -64,7 +64,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) ->
 
 
 class StrataProcess:
-    """A command that goes on until it is stopped, with what it has written so far."""
+    """A command that runs until it is stopped, with its output so far."""
 
     def __init__(self, *arguments: str, env: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -105,7 +105,7 @@ class StrataProcess:
         return "".join(self._lines)
 
     def find(self, pattern: str, seconds: float = 60) -> str:
-        """What the first group of a pattern matches in the output, once it is there."""
+        """Wait until the pattern matches the output. Returns its first group."""
         compiled = re.compile(pattern)
 
         def there() -> bool:

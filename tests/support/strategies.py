@@ -18,7 +18,7 @@ from server.conversation.turn import TurnKind
 from server.payload.history import Step
 
 any_text = st.text(st.characters(codec=None), max_size=60) | st.text("\x00\ud800\udfff\U0010ffff0f\\u", max_size=12)
-"""Any code points, lone surrogates among them, and more often than chance has it those that need care."""
+"""Any code points, lone surrogates among them, and frequently those that need escaping."""
 
 numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
@@ -67,4 +67,4 @@ broken_histories: st.SearchStrategy[tuple[Step, ...]] = st.lists(
         _step(seq, kind, ids, complete=complete) for seq, (kind, ids, complete) in enumerate(drawn, start=1)
     )
 )
-"""Any turns in any order, with few ids, so that they meet."""
+"""Any turns in any order, with few ids, so that ids collide."""

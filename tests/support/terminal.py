@@ -16,7 +16,7 @@ _SEQUENCES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>])")
 
 
 class Terminal:
-    """What the process has written, as it came; `shown` is that without the terminal's own sequences."""
+    """The output of the process; `shown` is the output without the escape sequences of the terminal."""
 
     def __init__(self, master: int, process: asyncio.subprocess.Process) -> None:
         self.written = ""
@@ -33,7 +33,9 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     async def shows(self, pattern: str) -> str:
-        """What the first group matches, once it is there; what was shown up to there is not looked at again."""
+        """Wait until the pattern matches what is shown. Returns its first group; what was shown before is not
+        searched again.
+        """
         compiled = re.compile(pattern)
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
@@ -46,10 +48,10 @@ class Terminal:
         return match[1] if match.groups() else match[0]
 
     def read(self) -> None:
-        """What is there to read."""
+        """Everything that can be read now."""
         try:
             piece = os.read(self._master, _PIECE_BYTES)
-        except OSError:  # the process has closed its side
+        except OSError:  # The process has closed its side.
             piece = b""
         if not piece:
             asyncio.get_running_loop().remove_reader(self._master)
@@ -59,14 +61,14 @@ class Terminal:
 
 @asynccontextmanager
 async def open_terminal(*arguments: str, env: Mapping[str, str]) -> AsyncIterator[Terminal]:
-    """A process with a terminal of its own, ended whatever happens to the test."""
+    """A process with its own terminal, which is always stopped after the test."""
     master, slave = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "server",
         *arguments,
-        # Nobody is there to answer where the cursor is.
+        # The pseudo-terminal does not answer queries for the cursor position.
         env=environment({"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", **env}),
         cwd=PROJECT,
         stdin=slave,
@@ -90,7 +92,7 @@ async def open_terminal(*arguments: str, env: Mapping[str, str]) -> AsyncIterato
 
 
 def _take_terminal() -> None:
-    """In the new process: its terminal is the controlling one, so that Ctrl-C is a signal to it."""
+    """In the new process: make its terminal the controlling one, so that Ctrl-C sends it a signal."""
     import fcntl  # noqa: PLC0415  reason: runs between fork and exec
     import termios  # noqa: PLC0415  reason: as above
 

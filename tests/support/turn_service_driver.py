@@ -1,4 +1,4 @@
-"""Talking to the turn service as the HTTP layer does, for tests that need no HTTP."""
+"""Uses the turn service as the HTTP layer does, for tests without HTTP."""
 
 import asyncio
 import hashlib
@@ -19,13 +19,13 @@ from server.turns.service import TurnService
 from tests.support.builders import definition
 from tests.support.emulators import MODELS
 
-PATIENCE_SECONDS = 10.0
+WAIT_SECONDS = 30.0
 _CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = Tool(name="get_weather", description="The weather in a city", parameters=_CITY)
 
 
 async def open_conversation(store: Store, tenant_id: str, provider: str, **changes: Any) -> Conversation:
-    """A conversation with an assistant of the provider's that has one tool."""
+    """Open a conversation with an assistant of the provider that has one tool."""
     values = {"provider": provider, "model": MODELS[provider], "tools": (WEATHER,), "settings": {}} | changes
     assistant = await store.create_assistant(tenant_id, definition(**values))
     return await store.create_conversation(tenant_id, ConversationDraft(assistant_id=assistant.id))
@@ -53,12 +53,12 @@ def _request(conversation_id: str, kind: TurnKind, *, blocks: tuple[Block, ...],
 
 
 async def say(service: TurnService, tenant_id: str, request: TurnRequest) -> TurnEnded:
-    """Takes the turn and waits for its end."""
+    """Take the turn and wait for its end."""
     return await (await service.take_turn(tenant_id, request)).wait()
 
 
 async def answer_tools(service: TurnService, tenant_id: str, ended: TurnEnded) -> TurnEnded:
-    """Goes on with results until the model asks for no more."""
+    """Send results until the model makes no more calls."""
     while ended.conversation.pending_calls:
         ids = [call.id for call in ended.conversation.pending_calls]
         ended = await say(service, tenant_id, tool_results(ended.conversation.id, ids))
@@ -66,33 +66,33 @@ async def answer_tools(service: TurnService, tenant_id: str, ended: TurnEnded) -
 
 
 async def read_all(handle: TurnHandle, after: int = 0) -> list[tuple[int, TurnEvent]]:
-    """Every event behind the number, to the last."""
+    """Every event after this number."""
     return await drain(handle.read(after))
 
 
-async def hear(handle: TurnHandle, count: int) -> list[tuple[int, TurnEvent]]:
-    """The first events, at least so many of them."""
+async def read_events(handle: TurnHandle, count: int) -> list[tuple[int, TurnEvent]]:
+    """The first events, at least this many."""
     reader = handle.read()
-    heard: list[tuple[int, TurnEvent]] = []
-    while len(heard) < count:
-        events = await reader.next(PATIENCE_SECONDS)
+    received: list[tuple[int, TurnEvent]] = []
+    while len(received) < count:
+        events = await reader.next(WAIT_SECONDS)
         assert events, "nothing came for too long"
-        heard.extend(events)
+        received.extend(events)
     reader.close()
-    return heard
+    return received
 
 
 async def drain(reader: EventReader) -> list[tuple[int, TurnEvent]]:
-    heard: list[tuple[int, TurnEvent]] = []
-    while (events := await reader.next(PATIENCE_SECONDS)) is not None:
+    received: list[tuple[int, TurnEvent]] = []
+    while (events := await reader.next(WAIT_SECONDS)) is not None:
         assert events, "nothing came for too long"
-        heard.extend(events)
-    return heard
+        received.extend(events)
+    return received
 
 
 async def settle(program: Program) -> None:
-    """Until no turn runs in the process any more: one that has told its end may still be tidying up."""
-    while program.running_turns.count:  # noqa: ASYNC110  reason: the product has no event for this, and needs none
+    """Wait until no turn runs in the process: a turn that has sent its end may still be cleaning up."""
+    while program.running_turns.count:  # noqa: ASYNC110  reason: the server has no event for this, and needs none
         await asyncio.sleep(0)
 
 

@@ -1,11 +1,11 @@
-"""What may happen to a conversation, for tests that hold of all of them."""
+"""Everything that may happen to a conversation, as steps for property tests."""
 
 from typing import Any
 
 from hypothesis import strategies as st
 
 from server.conversation.turn import TurnState
-from tests.support.conversation_driver import Walk, asks, tells
+from tests.support.conversation_driver import ConversationDriver, text_reply, tool_reply
 from tests.support.emulators import BOTH
 
 TEXT = "One two three four five six seven eight."
@@ -23,37 +23,39 @@ steps = st.one_of(
 )
 
 
-async def take_step(walk: Walk, step: tuple[Any, ...]) -> None:
+async def take_step(driver: ConversationDriver, step: tuple[Any, ...]) -> None:
     match step:
         case ("task", text, picture):
-            ended = await walk.task(text, tells(TEXT), picture=picture, abandons_calls=True)
+            ended = await driver.task(text, text_reply(TEXT), picture=picture, abandons_calls=True)
             assert ended.turn.state is TurnState.COMPLETE
         case ("tools", text, count):
             cities = [f"city {number}" for number in range(count)]
-            ended = await walk.task(text, asks(*cities), asks("Oslo"), tells(TEXT), abandons_calls=True)
+            ended = await driver.task(
+                text, tool_reply(*cities), tool_reply("Oslo"), text_reply(TEXT), abandons_calls=True
+            )
             assert ended.turn.state is TurnState.COMPLETE
         case ("cancel", after_events):
-            await _finish_calls(walk)
-            ended = await walk.cancel("Cancelled.", tells(TEXT), after_events=after_events)
+            await _finish_calls(driver)
+            ended = await driver.cancel("Cancelled.", text_reply(TEXT), after_events=after_events)
             assert ended.turn.state is TurnState.CANCELLED
         case ("fail", after_chunks):
-            await _finish_calls(walk)
-            ended = await walk.fail("Broken.", asks("Oslo", "Bergen"), after_chunks=after_chunks)
+            await _finish_calls(driver)
+            ended = await driver.fail("Broken.", tool_reply("Oslo", "Bergen"), after_chunks=after_chunks)
             assert ended.turn.error_code == "provider_disconnected"
         case ("leave", count):
-            await walk.task("Given up.", asks(*["Oslo", "Bergen"][:count]), abandons_calls=True)
-            # The provider that was not asked would say it the next time.
-            walk.calm()
+            await driver.task("Given up.", tool_reply(*["Oslo", "Bergen"][:count]), abandons_calls=True)
+            # Otherwise the provider that was not called would use it the next time.
+            driver.calm()
         case ("switch", provider):
-            await walk.switch(provider)
+            await driver.switch(provider)
         case ("context", text):
-            await walk.change(context={"todos": [text]})
+            await driver.change(context={"todos": [text]})
         case ("args", text):
-            await walk.change(args={"tone": text})
+            await driver.change(args={"tone": text})
         case _:
             raise AssertionError(step)
 
 
-async def _finish_calls(walk: Walk) -> None:
-    if walk.ended is not None and walk.ended.conversation.pending_calls:
-        await walk.answer(tells("Thanks."))
+async def _finish_calls(driver: ConversationDriver) -> None:
+    if driver.ended is not None and driver.ended.conversation.pending_calls:
+        await driver.answer(text_reply("Thanks."))

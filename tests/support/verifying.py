@@ -1,4 +1,4 @@
-"""Verifying stored conversations in tests, also as they would be after a change that is taken back."""
+"""Verifies stored conversations in tests, also after a change that is rolled back."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,17 +14,17 @@ from server.replay.verify.verification import Verified
 from server.replay.verify.verifier import Verifier, VerifyOptions
 
 NOWHERE: dict[str, Any] = {"gemini_base_url": "http://127.0.0.1:9", "anthropic_base_url": "http://127.0.0.1:9"}
-"""Where nobody listens: whoever asked a provider would hear of it."""
+"""An address without a listener: a call of a provider would fail."""
 
 
 async def verify(database: Database, ids: Sequence[str], *, tenant_id: str | None = None, **order: Any) -> Verified:
     async with open_offline_providers(Settings(**NOWHERE)) as offline_providers:
-        walk = PostgresRecordedCalls(database, tenant_id=tenant_id)
-        return await Verifier(walk, offline_providers, VerifyOptions(**order)).verify(ids)
+        recorded = PostgresRecordedCalls(database, tenant_id=tenant_id)
+        return await Verifier(recorded, offline_providers, VerifyOptions(**order)).verify(ids)
 
 
 async def verify_damaged(database: Database, ids: Sequence[str], sql: str, *values: Any) -> Verified:
-    """What is found after a change that is taken back."""
+    """The findings after a change that is rolled back."""
     async with database.connection() as connection:
         transaction = connection.transaction()
         await transaction.start()

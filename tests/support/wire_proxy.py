@@ -1,6 +1,6 @@
 """TCP proxies that break connections on request.
 
-The one for Postgres also counts round trips; it reads the messages that it passes on, so its clients come without TLS.
+The one for Postgres also counts round trips. It parses the messages that it passes on, so its clients do not use TLS.
 """
 
 import asyncio
@@ -29,19 +29,19 @@ class Loss(Enum):
     """Which half of a round trip is lost."""
 
     REQUEST = "request"
-    """The server never sees the statement."""
+    """The server never receives the statement."""
     ANSWER = "answer"
-    """The server has run the statement, and nobody hears of it."""
+    """The server has executed the statement, and its answer is lost."""
 
 
 class TcpProxy:
-    """Listens on `port` and passes everything on to an upstream, until it is told to cut, refuse or swallow."""
+    """Listens on `port` and passes everything on to an upstream, unless it has to cut, refuse or swallow."""
 
     def __init__(self, upstream_url: str) -> None:
         self.port = free_port()
         self.connections_made = 0
         self.max_connections = 0
-        """At the same time."""
+        """Simultaneous connections."""
         self.upstream_url = upstream_url
         self._server: asyncio.Server | None = None
         self._flows = asyncio.Event()
@@ -53,26 +53,26 @@ class TcpProxy:
         return Link(client)
 
     async def accept(self) -> None:
-        """New connections are taken, as at the beginning."""
+        """Accept new connections, as at the beginning."""
         if self._server is None:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
     async def refuse(self) -> None:
-        """New connections are refused; those that are there stay."""
+        """Refuse new connections; existing ones stay."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
     def swallow(self) -> None:
-        """A black hole: connections are taken and stay open, and nothing passes in either direction."""
+        """Accept and keep connections, but pass nothing on in either direction."""
         self._flows.clear()
 
     def flow(self) -> None:
-        """Ends the black hole, and what it held back passes."""
+        """Pass on what was held back, and everything after it."""
         self._flows.set()
 
     def cut(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         for link in list(self._links):
             link.cut()
 
@@ -97,7 +97,7 @@ class TcpProxy:
                 self._pump(upstream_reader, writer, link.pass_answer, link),
             )
         except OSError:
-            pass  # either side may be gone at any time
+            pass  # Either side may disconnect at any time.
         finally:
             link.cut()
             self._links.discard(link)
@@ -118,7 +118,7 @@ class TcpProxy:
 
 
 class Link:
-    """A client's connection and the one to the server that belongs to it."""
+    """The connection of a client and the corresponding one to the server."""
 
     def __init__(self, client: asyncio.StreamWriter) -> None:
         self.client = client
@@ -141,19 +141,19 @@ class Link:
 
 
 class WireProxy(TcpProxy):
-    """A proxy in front of Postgres, which counts round trips and can lose one half of one."""
+    """A proxy in front of Postgres that counts round trips and can lose one half of one."""
 
     def __init__(self, upstream_url: str) -> None:
         super().__init__(upstream_url)
         self.round_trips = 0
         self.bytes_received = 0
-        """By clients."""
+        """Round trips of clients."""
         self.losses = 0
         self.loss: Loss | None = None
-        """What happens to the next statement that is run, on whatever connection: it loses this, and its connection."""
+        """What happens to the next statement on any connection: it loses this half, and its connection."""
 
     def url(self, **query: str) -> str:
-        """The upstream's URL by way of this proxy."""
+        """The URL of the upstream through this proxy."""
         parts = urlsplit(self.upstream_url)
         account, at, _ = parts.netloc.rpartition("@")
         options = "&".join(f"{name}={quote(value)}" for name, value in {"sslmode": "disable", **query}.items())
@@ -163,18 +163,18 @@ class WireProxy(TcpProxy):
         return _PostgresLink(self, client)
 
     def announce_end(self) -> None:
-        """What a server says to idle clients when it stops. The connections stay open: their end is still to come."""
+        """Send what a stopping server sends to idle clients. The connections stay open: their end is still to come."""
         for link in self._links:
             link.client.write(_FATAL)
 
     async def lose_database(self) -> None:
-        """As if it had been stopped."""
+        """Behave as if the server had been stopped."""
         await self.refuse()
         self.cut()
 
 
 class _PostgresLink(Link):
-    """Reads the messages that pass."""
+    """Parses the messages that pass."""
 
     def __init__(self, proxy: WireProxy, client: asyncio.StreamWriter) -> None:
         super().__init__(client)
@@ -210,17 +210,17 @@ class _PostgresLink(Link):
 
 
 class _Messages:
-    """The kinds of the messages in one direction of a connection, whatever the pieces that they come in."""
+    """The kinds of the messages in one direction of a connection, for any split into pieces."""
 
     def __init__(self, *, typed: bool) -> None:
-        """A client's first messages have no kind: a length and a code."""
+        """The first messages of a client have no kind: a length and a code."""
         self._typed = typed
         self._held = b""
         self._rest = 0
-        """Bytes of the present message that are still to come."""
+        """Bytes of the current message that are still to come."""
 
     def read(self, piece: bytes) -> Iterator[bytes]:
-        """The kind of each message that ends in this piece or begins in it, once."""
+        """The kind of each message that ends or begins in this piece, once."""
         self._held += piece
         while True:
             passed = min(self._rest, len(self._held))
@@ -248,7 +248,7 @@ async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 
 @asynccontextmanager
 async def open_proxy(upstream_url: str) -> AsyncIterator[WireProxy]:
-    """A proxy that takes connections."""
+    """A proxy that accepts connections."""
     proxy = WireProxy(upstream_url)
     await proxy.accept()
     try:

@@ -1,4 +1,4 @@
-"""The long chaos run: `python -m tests.faults.chaos --kills 500`. Ends with 1 if a promise was broken."""
+"""The long chaos run: `python -m tests.faults.chaos --kills 500`. Exits with 1 if a guarantee was broken."""
 
 import argparse
 import asyncio

@@ -1,13 +1,13 @@
 """The independent checker of a chaos run: `python -m tests.faults.chaos.checker DIRECTORY DATABASE_URL SERVER_URL KEY`.
 
 It imports nothing of the code under test. What must hold is derived from the journal alone, and compared with the rows
-of the database, read by plain SQL, and with what the HTTP API tells now:
+of the database, read by plain SQL, and with the responses of the HTTP API:
 
-- **lost**: every acknowledged input is stored; every end that a client was told is stored; every request that reached a
+- **lost**: every acknowledged input is stored; every end that a client received is stored; every request that reached a
   provider has a call row; every answer that a provider sent to its end for a complete turn is kept, byte for byte.
 - **doubled**: no idempotency key has two turns; no input has two answers; numbers have no gaps and no repeats; no
-  provider was asked again for an input after the server had received a whole answer.
-- **altered**: inputs read as they were sent; turns read as they were told; an event number never means two things.
+  provider was called again for an input after the server had received a whole answer.
+- **altered**: inputs are stored as sent; turns are returned as first reported; an event number never has two meanings.
 - **stuck**: no lease, no queue ticket, no open call, no unfinished chunk is left, and no client gave up.
 """
 
@@ -34,7 +34,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """What is wrong, by kind. Empty lists mean that the promises held."""
+    """Violations by kind. Empty lists mean that the guarantees held."""
 
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Findings:
 
 
 @dataclass(slots=True, kw_only=True)
-class Told:
+class Reported:
     """The journal, sorted."""
 
     conversations: dict[str, str] = field(default_factory=dict)
@@ -70,64 +70,64 @@ class Told:
     faults: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
-def sort_journal(facts: Iterator[dict[str, Any]]) -> Told:
-    told = Told()
+def sort_journal(facts: Iterator[dict[str, Any]]) -> Reported:
+    reported = Reported()
     for fact in facts:
         match fact["fact"]:
             case "created":
-                told.conversations[fact["conversation"]] = fact["provider"]
+                reported.conversations[fact["conversation"]] = fact["provider"]
             case "sent" | "started" | "ended" | "refused" as kind:
-                getattr(told, kind)[fact["key"]] = fact
+                getattr(reported, kind)[fact["key"]] = fact
             case "event":
-                told.events[fact["conversation"], fact["seq"]].append(fact)
+                reported.events[fact["conversation"], fact["seq"]].append(fact)
             case "asked" | "answered" as kind:
-                getattr(told, kind)[fact["provider"], fact["number"]] = fact
+                getattr(reported, kind)[fact["provider"], fact["number"]] = fact
             case "stuck":
-                told.stuck.append(fact)
+                reported.stuck.append(fact)
             case "fault":
-                told.faults[fact["kind"]] += 1
+                reported.faults[fact["kind"]] += 1
             case other:
                 raise ValueError(other)
-    return told
+    return reported
 
 
 async def check(directory: Path, database_url: str, server_url: str, key: str) -> Findings:
-    """Everything. The servers must be up and nothing may run any more."""
-    told = sort_journal(read_journal(directory))
+    """Check everything. The servers must be up and no turn may run."""
+    reported = sort_journal(read_journal(directory))
     findings = Findings()
     connection = await asyncpg.connect(database_url)
     try:
-        rows = await _read_rows(connection, told)
-        check_rows(directory, told, rows, findings)
+        rows = await _read_rows(connection, reported)
+        check_rows(directory, reported, rows, findings)
         await _check_leftovers(connection, findings)
     finally:
         await connection.close()
     async with httpx2.AsyncClient(
         base_url=server_url, headers={"authorization": f"Bearer {key}"}, timeout=60
     ) as client:
-        await _check_api(client, told, findings)
+        await _check_api(client, reported, findings)
     findings.counts = {
-        "conversations": len(told.conversations),
-        "inputs sent": len(told.sent),
-        "ends told": len(told.ended),
-        "provider requests": len(told.asked),
+        "conversations": len(reported.conversations),
+        "inputs sent": len(reported.sent),
+        "ends told": len(reported.ended),
+        "provider requests": len(reported.asked),
         "call rows": sum(map(len, rows.calls.values())),
-        **{f"fault {kind}": number for kind, number in told.faults.items()},
+        **{f"fault {kind}": number for kind, number in reported.faults.items()},
     }
     return findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What the database holds of the conversations, oldest first."""
+    """The rows of the conversations, oldest first."""
 
     turns: Mapping[str, Sequence[asyncpg.Record]]
     calls: Mapping[str, Sequence[asyncpg.Record]]
 
 
-async def _read_rows(connection: "asyncpg.Connection[asyncpg.Record]", told: Told) -> Rows:
+async def _read_rows(connection: "asyncpg.Connection[asyncpg.Record]", reported: Reported) -> Rows:
     turns, calls = {}, {}
-    for conversation in told.conversations:
+    for conversation in reported.conversations:
         found = await connection.fetch(
             """SELECT seq, kind, state, blocks::text AS blocks, idempotency_key FROM turns
             WHERE conversation_id = $1 ORDER BY seq""",
@@ -144,40 +144,40 @@ async def _read_rows(connection: "asyncpg.Connection[asyncpg.Record]", told: Tol
     return Rows(turns=turns, calls=calls)
 
 
-def check_rows(directory: Path, told: Told, rows: Rows, findings: Findings) -> None:
-    """What the rows say against what the journal says."""
-    _check_inputs(told, rows, findings)
-    _check_order(told, rows, findings)
-    _check_calls(directory, told, rows, findings)
-    findings.stuck += [f"the client gave up on {fact['key']}" for fact in told.stuck]
+def check_rows(directory: Path, reported: Reported, rows: Rows, findings: Findings) -> None:
+    """Compare the rows with the journal."""
+    _check_inputs(reported, rows, findings)
+    _check_order(reported, rows, findings)
+    _check_calls(directory, reported, rows, findings)
+    findings.stuck += [f"the client gave up on {fact['key']}" for fact in reported.stuck]
 
 
-def _check_inputs(told: Told, rows: Rows, findings: Findings) -> None:
+def _check_inputs(reported: Reported, rows: Rows, findings: Findings) -> None:
     stored: dict[str, list[tuple[str, asyncpg.Record]]] = defaultdict(list)
     for conversation, turns in rows.turns.items():
         for turn in turns:
             if turn["idempotency_key"] is not None:
                 stored[turn["idempotency_key"]].append((conversation, turn))
-    for key in told.sent:
+    for key in reported.sent:
         found = stored.get(key, [])
-        acknowledged = key in told.started or key in told.ended
+        acknowledged = key in reported.started or key in reported.ended
         if acknowledged and not found:
             findings.lost.append(f"input {key} was acknowledged and is not stored")
         if len(found) > 1:
             findings.doubled.append(f"input {key} is stored {len(found)} times")
         for conversation, turn in found:
-            _check_input(told, key, conversation, turn, findings)
-    for key in stored.keys() - told.sent.keys():
+            _check_input(reported, key, conversation, turn, findings)
+    for key in stored.keys() - reported.sent.keys():
         findings.doubled.append(f"input {key} is stored and nobody sent it")
 
 
-def _check_input(told: Told, key: str, conversation: str, turn: asyncpg.Record, findings: Findings) -> None:
-    sent = told.sent[key]
+def _check_input(reported: Reported, key: str, conversation: str, turn: asyncpg.Record, findings: Findings) -> None:
+    sent = reported.sent[key]
     if conversation != sent["conversation"] or not _reads_as_sent(turn, sent["body"]):
         findings.altered.append(f"input {key} does not read as it was sent")
-    if key in told.started and turn["seq"] != told.started[key]["input_seq"]:
+    if key in reported.started and turn["seq"] != reported.started[key]["input_seq"]:
         findings.altered.append(f"input {key} was told to have another number")
-    if key in told.refused:
+    if key in reported.refused:
         findings.altered.append(f"input {key} was refused and is stored")
 
 
@@ -193,7 +193,7 @@ def _reads_as_sent(turn: asyncpg.Record, body: dict[str, Any]) -> bool:
     )
 
 
-def _check_order(told: Told, rows: Rows, findings: Findings) -> None:
+def _check_order(reported: Reported, rows: Rows, findings: Findings) -> None:
     for conversation, turns in rows.turns.items():
         seqs = [turn["seq"] for turn in turns]
         if seqs != list(range(1, len(seqs) + 1)):
@@ -202,7 +202,7 @@ def _check_order(told: Told, rows: Rows, findings: Findings) -> None:
         kinds = [turn["kind"] == "model_response" for turn in turns]
         if kinds != [False, True] * (len(kinds) // 2):
             findings.lost.append(f"{conversation}: an input has no answer, or two of them")
-    for key, ended in told.ended.items():
+    for key, ended in reported.ended.items():
         turns = rows.turns.get(ended["conversation"], ())
         answer = next((turn for turn in turns if turn["seq"] == ended["seq"]), None)
         if answer is None:
@@ -211,8 +211,8 @@ def _check_order(told: Told, rows: Rows, findings: Findings) -> None:
             findings.altered.append(f"{key} was told to be {ended['turn']['state']} and is {answer['state']}")
 
 
-def _check_calls(directory: Path, told: Told, rows: Rows, findings: Findings) -> None:
-    """Requests by their hash, whichever conversation they were for: no two conversations send the same."""
+def _check_calls(directory: Path, reported: Reported, rows: Rows, findings: Findings) -> None:
+    """Compare requests by their hash, regardless of their conversation: no two conversations send the same."""
     recorded: dict[str, list[asyncpg.Record]] = defaultdict(list)
     unknown = 0
     for calls in rows.calls.values():
@@ -222,8 +222,8 @@ def _check_calls(directory: Path, told: Told, rows: Rows, findings: Findings) ->
             else:
                 unknown += 1
     requests: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for place, asked in told.asked.items():
-        requests[asked["request_sha256"]].append({**asked, **told.answered.get(place, {})})
+    for place, asked in reported.asked.items():
+        requests[asked["request_sha256"]].append({**asked, **reported.answered.get(place, {})})
     unrecorded = sum(max(0, len(asked) - len(recorded.get(key, ()))) for key, asked in requests.items())
     if unrecorded > unknown:
         findings.lost.append(
@@ -247,7 +247,7 @@ def _check_calls(directory: Path, told: Told, rows: Rows, findings: Findings) ->
 
 
 def _check_bytes(call: asyncpg.Record, sent: Sequence[bytes], findings: Findings) -> None:
-    """What is kept of an answer is what was sent, to the last byte or up to where it broke off."""
+    """What is stored of an answer is what was sent, to the last byte or up to the break."""
     if call["raw_response"] is None:
         return
     kept = _read_kept(call)
@@ -264,7 +264,9 @@ def _read_kept(call: asyncpg.Record) -> bytes:
 
 
 def _is_whole(call: asyncpg.Record) -> bool:
-    """Whether the server took an answer for complete. A cancelled one has no error either, but its turn says so."""
+    """Whether the server treated an answer as complete. A cancelled one has no error either, but its turn has the
+    state.
+    """
     good = call["status"] == 200 and call["error_code"] is None and call["ended_at"] is not None
     return bool(good and call["turn_state"] == "complete")
 
@@ -281,23 +283,23 @@ async def _check_leftovers(connection: "asyncpg.Connection[asyncpg.Record]", fin
             findings.stuck.append(f"{number} {name} are left")
 
 
-async def _check_api(client: httpx2.AsyncClient, told: Told, findings: Findings) -> None:
-    for key, ended in told.ended.items():
+async def _check_api(client: httpx2.AsyncClient, reported: Reported, findings: Findings) -> None:
+    for key, ended in reported.ended.items():
         path = f"/v1/conversations/{ended['conversation']}/turns/{ended['seq']}"
         now = await client.get(path)
         if now.status_code != 200:
             findings.lost.append(f"the answer to {key} reads as {now.status_code}")
         elif now.json() != ended["turn"]:
             findings.altered.append(f"the answer to {key} reads otherwise than it was told")
-    for (conversation, seq), events in told.events.items():
+    for (conversation, seq), events in reported.events.items():
         streamed = [event async for event in _stream(client, f"/v1/conversations/{conversation}/turns/{seq}/events")]
         check_events(f"{conversation}/{seq}", events, streamed, findings)
 
 
 def check_events(
-    name: str, heard: Sequence[dict[str, Any]], stored: Sequence[tuple[int, str, Any]], findings: Findings
+    name: str, received: Sequence[dict[str, Any]], stored: Sequence[tuple[int, str, Any]], findings: Findings
 ) -> None:
-    """What was heard of a stream against what it tells now."""
+    """Compare the events that a client received with those that the stream returns now."""
     if not stored or stored[-1][1] not in ENDS:
         findings.lost.append(f"the stream of {name} has no end")
         return
@@ -305,7 +307,7 @@ def check_events(
         findings.doubled.append(f"the stream of {name} has gaps or repeats")
     by_number = {number: (event, data) for number, event, data in stored[:-1]}
     last = stored[-1][1:]
-    for event in heard:
+    for event in received:
         if event["name"] in ENDS:
             if (event["name"], event["data"]) != last:
                 findings.altered.append(f"the stream of {name} ended otherwise before")
@@ -329,7 +331,7 @@ async def _stream(client: httpx2.AsyncClient, path: str) -> Any:
 
 
 def _uuid_of(public_id: str) -> UUID:
-    """The API's ids are a prefix and a UUID in Crockford's base 32."""
+    """An id of the API is a prefix and a UUID in Crockford's base 32."""
     number = 0
     for character in public_id.partition("_")[2]:
         number = number * 32 + _ALPHABET.index(character)

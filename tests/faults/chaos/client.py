@@ -1,8 +1,8 @@
 """Clients of a chaos run: each owns conversations, sends tasks to any server, and retries as an application should.
 
-A client never sends a new input before the last one has ended, so what a conversation must hold is known exactly. Every
-input has an idempotency key; after a lost connection it is sent again with the same key, or the stream is resumed with
-`Last-Event-ID`, on whichever server is up.
+A client never sends a new input before the last one has ended, so the expected content of a conversation is exact.
+Every input has an idempotency key; after a lost connection it is sent again with the same key, or the stream is resumed
+with `Last-Event-ID`, on any server that is up.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ class Gone(Exception):
 
 
 class Servers(Protocol):
-    """Where servers are at the moment."""
+    """The addresses of the servers."""
 
     def urls(self) -> Sequence[str]: ...
 
 
 @dataclass(slots=True, kw_only=True)
-class Talk:
-    """One conversation as its client knows it."""
+class OpenConversation:
+    """One conversation as its client has it."""
 
     id: str
     provider: str
@@ -51,59 +51,59 @@ class Talk:
 
 
 class Client:
-    """Talks until it is told to stop."""
+    """Takes turns until it is stopped."""
 
     def __init__(self, name: str, servers: Servers, key: str, journal: Journal, seed: int) -> None:
         self._name = name
         self._servers = servers
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         self._journal = journal
-        self._random = random.Random(seed)  # noqa: S311  reason: chooses what to try, guards nothing
+        self._random = random.Random(seed)  # noqa: S311  reason: it only selects what to try
         self._http = httpx2.AsyncClient(timeout=httpx2.Timeout(_READ_SECONDS, connect=3.0))
-        self.talks: list[Talk] = []
+        self.conversations: list[OpenConversation] = []
         self.turns_ended = 0
         self.stop = asyncio.Event()
 
     async def run(self, assistants: dict[str, str], conversations: int) -> None:
-        """`assistants`: an assistant's id by provider."""
+        """`assistants` has the id of an assistant by provider."""
         providers = sorted(assistants)
         for number in range(conversations):
             provider = providers[number % len(providers)]
             created = await self.retry_write("POST", "/v1/conversations", {"assistant_id": assistants[provider]}, 201)
-            self.talks.append(Talk(id=created["id"], provider=provider))
+            self.conversations.append(OpenConversation(id=created["id"], provider=provider))
             self._journal.write("created", conversation=created["id"], provider=provider)
         while not self.stop.is_set():
-            await self.take_turn(self._random.choice(self.talks))
+            await self.take_turn(self._random.choice(self.conversations))
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def take_turn(self, talk: Talk, *, plain: bool = False) -> dict[str, Any] | None:
-        """One input from its sending to the end of its turn. `plain`: without any trick. None if it never ended."""
-        talk.inputs += 1
-        key = f"{self._name}-{talk.id[-6:]}-{talk.inputs}"
-        body = self._compose(talk, key)
-        self._journal.write("sent", key=key, conversation=talk.id, body=body)
-        exchange = _Exchange(talk=talk, key=key, body=body, trick="" if plain else self._choose_trick())
+    async def take_turn(self, conversation: OpenConversation, *, plain: bool = False) -> dict[str, Any] | None:
+        """One input until the end of its turn. `plain`: without any disturbance. None if it never ended."""
+        conversation.inputs += 1
+        key = f"{self._name}-{conversation.id[-6:]}-{conversation.inputs}"
+        body = self._compose(conversation, key)
+        self._journal.write("sent", key=key, conversation=conversation.id, body=body)
+        exchange = _Exchange(conversation=conversation, key=key, body=body, trick="" if plain else self._choose_trick())
         deadline = time.monotonic() + _STUCK_SECONDS
         while exchange.ended is None and not exchange.refused:
             try:
                 await self._pursue(exchange)
             except Gone:
                 if time.monotonic() > deadline:
-                    self._journal.write("stuck", key=key, conversation=talk.id)
+                    self._journal.write("stuck", key=key, conversation=conversation.id)
                     return None
                 await asyncio.sleep(self._random.uniform(0.05, 0.4))
         if exchange.ended is None:
-            talk.pending = []
+            conversation.pending = []
             return None
-        talk.pending = [call["id"] for call in exchange.ended["conversation"]["pending_tool_calls"]]
+        conversation.pending = [call["id"] for call in exchange.ended["conversation"]["pending_tool_calls"]]
         self.turns_ended += 1
         return exchange.ended
 
-    def _compose(self, talk: Talk, key: str) -> dict[str, Any]:
-        if talk.pending:
-            results = [{"tool_call_id": call_id, "output": {"key": key}} for call_id in talk.pending]
+    def _compose(self, conversation: OpenConversation, key: str) -> dict[str, Any]:
+        if conversation.pending:
+            results = [{"tool_call_id": call_id, "output": {"key": key}} for call_id in conversation.pending]
             return {"tool_results": results}
         filler = "Tell me more about the weather. " * self._random.choice((1, 1, 1, 8, 60))
         return {"input": f"[{key}] {filler}"}
@@ -113,12 +113,12 @@ class Client:
         return self._random.choices(names, weights=(70, 8, 4, 8, 6, 4))[0]
 
     async def _pursue(self, exchange: "_Exchange") -> None:
-        """Tries to see the end of a turn by one request. Raises `Gone`."""
+        """Try to reach the end of a turn with one request. Raises `Gone`."""
         if exchange.seq is not None and self._random.random() < 0.6:
             await self._resume(exchange)
             return
         trick, exchange.trick = exchange.trick, ""
-        path = f"/v1/conversations/{exchange.talk.id}/turns"
+        path = f"/v1/conversations/{exchange.conversation.id}/turns"
         headers = {"idempotency-key": exchange.key}
         if trick in {"json", "async"}:
             prefer = {"prefer": "respond-async"} if trick == "async" else {}
@@ -129,7 +129,7 @@ class Client:
             await self._read_events(exchange, events, trick)
 
     async def _resume(self, exchange: "_Exchange") -> None:
-        path = f"/v1/conversations/{exchange.talk.id}/turns/{exchange.seq}/events"
+        path = f"/v1/conversations/{exchange.conversation.id}/turns/{exchange.seq}/events"
         headers = {"last-event-id": str(exchange.last_id)} if exchange.last_id else {}
         async with aclosing(self._stream("GET", path, None, headers, exchange)) as events:
             await self._read_events(exchange, events, "")
@@ -137,27 +137,29 @@ class Client:
     async def _read_events(
         self, exchange: "_Exchange", events: AsyncIterator[tuple[int, str, dict[str, Any]]], trick: str
     ) -> None:
-        heard = 0
+        received = 0
         async for number, name, data in events:
-            heard += 1
+            received += 1
             if name == "turn.started":
                 self._started(exchange, data)
             self._journal.write(
-                "event", conversation=exchange.talk.id, seq=exchange.seq, id=number, name=name, data=data
+                "event", conversation=exchange.conversation.id, seq=exchange.seq, id=number, name=name, data=data
             )
             exchange.last_id = number
             if name in ENDS:
                 self._ended(exchange, data)
                 return
-            if trick == "leave" and heard >= 3:
+            if trick == "leave" and received >= 3:
                 raise Gone
-            if trick == "stall" and heard >= 2:
-                # Reads nothing more, while the server goes on sending.
+            if trick == "stall" and received >= 2:
+                # Stop reading while the server continues to send.
                 await asyncio.sleep(self._random.uniform(0.5, 3.0))
                 raise Gone
-            if trick == "cancel" and heard >= 2:
+            if trick == "cancel" and received >= 2:
                 trick = ""
-                await self._ask("POST", f"/v1/conversations/{exchange.talk.id}/cancel", {"turn_seq": exchange.seq}, {})
+                await self._ask(
+                    "POST", f"/v1/conversations/{exchange.conversation.id}/cancel", {"turn_seq": exchange.seq}, {}
+                )
         raise Gone
 
     def _read_whole(self, exchange: "_Exchange", status: int, answer: dict[str, Any]) -> None:
@@ -170,7 +172,8 @@ class Client:
         elif status < 500 and status not in _RETRY_STATUSES:
             self._refused(exchange, status, answer)
         else:
-            # The answer to a turn that has failed carries it; the stream has it too, and tells it from a plain refusal.
+            # The response to a failed turn contains the turn; the stream has it too, which distinguishes it from a
+            # refusal.
             raise Gone
 
     async def _stream(
@@ -181,14 +184,14 @@ class Client:
         try:
             async with self._http.stream(method, self._pick() + path, headers=wanted, content=content) as answer:
                 if answer.status_code == 204:
-                    # Nothing follows the last event that was seen, so that was the end, and it was lost on the way.
+                    # Nothing follows the last received event, so it was the end, and the connection was lost after it.
                     exchange.last_id = 0
                     raise Gone
                 if answer.status_code != 200:
-                    said = json.loads(await answer.aread() or b"{}")
+                    refusal = json.loads(await answer.aread() or b"{}")
                     if answer.status_code in _RETRY_STATUSES or answer.status_code == 404:
                         raise Gone
-                    self._refused(exchange, answer.status_code, said)
+                    self._refused(exchange, answer.status_code, refusal)
                     return
                 fields: dict[str, str] = {}
                 async for line in answer.aiter_lines():
@@ -212,7 +215,7 @@ class Client:
         return answer.status_code, json.loads(answer.content or b"{}")
 
     async def retry_write(self, method: str, path: str, body: Any, wanted: int) -> dict[str, Any]:
-        """Sends it until it is answered as wanted."""
+        """Send the request until it is answered with the expected status."""
         while True:
             try:
                 status, answer = await self._ask(method, path, body, {})
@@ -234,7 +237,7 @@ class Client:
             self._journal.write(
                 "started",
                 key=exchange.key,
-                conversation=exchange.talk.id,
+                conversation=exchange.conversation.id,
                 input_seq=data["input_seq"],
                 seq=data["seq"],
             )
@@ -242,7 +245,7 @@ class Client:
     def _ended(self, exchange: "_Exchange", data: dict[str, Any]) -> None:
         exchange.ended = data
         self._journal.write(
-            "ended", key=exchange.key, conversation=exchange.talk.id, seq=data["turn"]["seq"], turn=data["turn"]
+            "ended", key=exchange.key, conversation=exchange.conversation.id, seq=data["turn"]["seq"], turn=data["turn"]
         )
 
     def _refused(self, exchange: "_Exchange", status: int, answer: dict[str, Any]) -> None:
@@ -252,9 +255,9 @@ class Client:
 
 @dataclass(slots=True, kw_only=True)
 class _Exchange:
-    """One input on its way."""
+    """One input and the progress of its turn."""
 
-    talk: Talk
+    conversation: OpenConversation
     key: str
     body: dict[str, Any]
     trick: str

@@ -1,8 +1,8 @@
 """The deployment of a chaos run: a primary with a standby, servers, workers, and everything that can be broken.
 
-Each server has proxies of its own to both databases, so that one server can be cut off while the others go on; all of
-them reach the providers through proxies too. Servers and workers are forks of a launcher (`crashing_server`), some of
-them under a clock that can be set.
+Each server has its own proxies to both databases, so that one server can be disconnected while the others continue; all
+of them reach the providers through proxies too. Servers and workers are forks of a launcher (`crashing_server`), some
+of them under a clock that can be set.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ DISK_MEGABYTES = 1500
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Node:
-    """A server or worker process, and its ways to the databases."""
+    """A server or worker process, and its proxies to the databases."""
 
     number: int
     works: bool
@@ -61,7 +61,7 @@ class Node:
 
 
 class Deployment:
-    """Everything that runs, with one method for each way to break it."""
+    """Everything that runs, with one method for each kind of fault."""
 
     def __init__(
         self,
@@ -90,12 +90,12 @@ class Deployment:
         self._repairing = asyncio.Lock()
 
     def urls(self) -> Sequence[str]:
-        """Of the servers that are meant to be up; some of them may be dead or frozen."""
+        """The URLs of the servers that should be up; some of them may be dead or frozen."""
         return [node.url for node in self.nodes if node.url]
 
     @property
     def left_out(self) -> Sequence[str]:
-        """Kinds of fault that this machine cannot have."""
+        """Kinds of fault that this machine does not support."""
         clock = [] if self._clock is not None else ["clock jumps, which need libfaketime"]
         return clock + ([] if self._has_small_disk else ["a full disk, which needs root"])
 
@@ -104,7 +104,7 @@ class Deployment:
         return self.primary.url("strata")
 
     async def prepare(self) -> None:
-        """A migrated database, a tenant with a key, and ways to the providers."""
+        """A migrated database, a tenant with a key, and proxies to the providers."""
         await self.primary.fetch("CREATE DATABASE strata")
         await migrate_up(DatabaseOptions(url=self.database_url))
         database = Database(DatabaseOptions(url=self.database_url))
@@ -120,7 +120,7 @@ class Deployment:
             self.wires.append(proxy)
 
     async def add_standby(self) -> None:
-        """Commits wait for it from then on: what was acknowledged survives the loss of the primary."""
+        """From then on commits wait for the standby: what was acknowledged survives the loss of the primary."""
         self.standby = self._site.standby(self.primary)
         await self.primary.fetch("ALTER SYSTEM SET synchronous_standby_names = '*'")
         await self.primary.fetch("SELECT pg_reload_conf()")
@@ -132,7 +132,7 @@ class Deployment:
         await come_true(in_step)
 
     async def start(self, *, works: bool = False) -> Node:
-        """Another server or worker."""
+        """Start another server or worker."""
         number = next(self._numbers)
         node = Node(number=number, works=works, launcher=self._launchers[number % len(self._launchers)])
         self.nodes.append(node)
@@ -140,7 +140,7 @@ class Deployment:
         return node
 
     async def kill(self, node: Node) -> None:
-        """Kill -9, and another one in its place."""
+        """Kill it with SIGKILL, and start another one in its place."""
         self.kills += 1
         self.journal.write("fault", kind="kill worker" if node.works else "kill server", detail=node.number)
         node.send(signal.SIGKILL)
@@ -150,7 +150,7 @@ class Deployment:
         await self._launch(node)
 
     async def freeze(self, node: Node, seconds: float) -> None:
-        """SIGSTOP for longer than a lease lasts."""
+        """Stop it with SIGSTOP for longer than a lease lasts."""
         self.journal.write("fault", kind="freeze", detail=node.number)
         node.stopped = True
         node.send(signal.SIGSTOP)
@@ -183,7 +183,7 @@ class Deployment:
         wire.flow()
 
     async def kill_database(self) -> None:
-        """SIGKILL of every process of the primary; it comes back with what its log holds."""
+        """SIGKILL of every process of the primary; it restarts with what its log contains."""
         async with self._repairing:
             self.kills += 1
             self.journal.write("fault", kind="kill Postgres")
@@ -191,7 +191,7 @@ class Deployment:
             await asyncio.to_thread(self.primary.start)
 
     async def fail_over(self) -> None:
-        """The primary dies for good and its standby takes over; a new standby follows."""
+        """The primary dies permanently and its standby takes over; a new standby follows."""
         async with self._repairing:
             if self.standby is None:
                 return
@@ -206,7 +206,7 @@ class Deployment:
             await self._point_to_databases()
 
     async def fill_disk(self, seconds: float) -> None:
-        """Nothing can be written any more for a while; the database may stop over it, and is started again."""
+        """No data can be written for a while; the database may stop because of it, and is started again."""
         async with self._repairing:
             self.journal.write("fault", kind="full disk")
             ballast = self._site.base / "ballast"
@@ -217,7 +217,7 @@ class Deployment:
                     file.write(b"\0" * BALLAST_BYTES)
             await asyncio.sleep(seconds)
             ballast.unlink()
-            # Either may have stopped over it, and commits would wait for a standby that has.
+            # Either may have stopped because of it, and commits would wait for a stopped standby.
             await self._stop(self.standby)
             if not await self._database_answers():
                 await self._stop(self.primary)
@@ -238,7 +238,7 @@ class Deployment:
         self._clock.write_text(f"{offset:+d}")
 
     async def calm(self) -> None:
-        """Everything runs, and nothing stands in the way."""
+        """Start everything, and remove all obstacles."""
         async with self._repairing:
             for wire in self.wires:
                 wire.flow()
@@ -257,11 +257,11 @@ class Deployment:
             await proxy.close()
 
     async def _launch(self, node: Node) -> None:
-        """Until it runs: a start fails while the database is away."""
+        """Retry until it runs: a start fails while the database is unavailable."""
         while True:
             await self._give_proxies(node)
             try:
-                # Without the pid, nobody talks to it or signals it meanwhile.
+                # Without the pid it is neither used nor signalled meanwhile.
                 node.pid, node.url = 0, ""
                 node.pid, node.url = await node.launcher.start(self._order(node))
             except (AssertionError, TimeoutError):
@@ -300,7 +300,7 @@ class Deployment:
             await proxy.accept()
 
     async def _point_to_databases(self) -> None:
-        """The addresses that the servers know lead to the primary and the standby of now."""
+        """Point the addresses of the servers at the current primary and standby."""
         clusters = [self.primary, self.standby or self.primary]
         for node in self.nodes:
             for proxy, cluster in zip(node.proxies, clusters, strict=False):
@@ -308,7 +308,7 @@ class Deployment:
                 proxy.cut()
 
     async def _stop(self, cluster: Cluster | None) -> None:
-        """Also one that has stopped by itself."""
+        """Also start one that has stopped."""
         if cluster is not None:
             with suppress(FileNotFoundError, IndexError, OSError, psutil.Error):
                 await asyncio.to_thread(cluster.kill)
@@ -328,13 +328,13 @@ class Deployment:
 
 
 def find_faketime() -> Path | None:
-    """The library by which a process gets a clock of its own, if the machine has it."""
+    """The library that gives a process its own clock, if the machine has it."""
     return next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
 
 
 @contextmanager
 def small_disk(directory: Path, megabytes: int) -> Iterator[bool]:
-    """A file system of its own for what lies in the directory. False if it cannot be had, as without root."""
+    """A separate file system for the directory. False if it is not available, as without root."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0755", "tmpfs", str(directory)]
     mounted = os.geteuid() == 0 and subprocess.run(command, check=False, capture_output=True).returncode == 0
     directory.chmod(0o755)

@@ -1,18 +1,19 @@
-"""The journal of a chaos run: what clients sent and were told, and what the providers were asked and answered.
+"""The journal of a chaos run: what clients sent and received, and what the providers received and answered.
 
 It is written as JSON lines, one per fact, in the order in which the facts became known. The checker reads this, the
-database, and the servers' HTTP API. Nothing in this module, nor in `client` and `checker`, imports the code under test.
+database, and the HTTP API of the servers. Nothing in this module, nor in `client` and `checker`, imports the code under
+test.
 
 | fact           | members                                                                                       |
 |----------------|-----------------------------------------------------------------------------------------------|
 | `created`      | `conversation`, `provider`                                                                    |
-| `sent`         | `key`, `conversation`, `body`: before the request leaves                                      |
+| `sent`         | `key`, `conversation`, `body`: before the request is sent                                     |
 | `started`      | `key`, `conversation`, `input_seq`, `seq`: the server has acknowledged the input              |
 | `event`        | `conversation`, `seq`, `id`, `name`, `data`: an event of a stream                             |
-| `ended`        | `key`, `conversation`, `seq`, `turn`: the end of a turn as a client was told                  |
-| `refused`      | `key`, `status`, `code`: the server has refused the input for good                            |
+| `ended`        | `key`, `conversation`, `seq`, `turn`: the end of a turn as a client received it               |
+| `refused`      | `key`, `status`, `code`: the server has refused the input permanently                         |
 | `asked`        | `provider`, `number`, `request_sha256`, `fuzzed`: a provider has received a request           |
-| `answered`     | `provider`, `number`, `status`, `file`, `complete`: what left for the server, byte for byte   |
+| `answered`     | `provider`, `number`, `status`, `file`, `complete`: the bytes that were sent to the server    |
 | `fault`        | `kind`, `detail`: what the run has broken                                                     |
 | `stuck`        | `key`, `conversation`: a client gave up waiting                                               |
 """

@@ -21,12 +21,12 @@ from tests.support.fuzzing import mutate, without_length
 
 WORDS = ["rain", "wind", "sun", "fog", "snow", "sea", "hill", "road", "bridge", "harbour", "market", "lantern"]
 HARMLESS = frozenset({FaultKind.SLOW, FaultKind.BAD_AUTH, FaultKind.CONTEXT_EXCEEDED})
-"""Left out: slow ones only cost time, and the other two say that the operator's setup is wrong."""
+"""Left out: slow answers only cost time, and the other two report a wrong configuration."""
 FAULTS = tuple(kind for kind in FaultKind if kind not in HARMLESS)
 
 
 class RandomScript(Script):
-    """Answers without a plan: texts, tool calls, and now and then a fault."""
+    """Random answers: texts, tool calls, and now and then a fault."""
 
     def __init__(self, seed: int, fault_share: float) -> None:
         super().__init__(())
@@ -36,17 +36,17 @@ class RandomScript(Script):
     def take(self, request_number: int, prompt: str, *, after_tools: bool) -> Turn | None:
         if self._random.random() < self.fault_share:
             return Fault(kind=self._random.choice(FAULTS), after_chunks=self._random.randrange(6))
-        said = " ".join(self._random.choices(WORDS, k=self._random.choice((2, 10, 60))))
+        text = " ".join(self._random.choices(WORDS, k=self._random.choice((2, 10, 60))))
         if self._random.random() < (0.15 if after_tools else 0.3):
             cities = self._random.sample(WORDS, self._random.choice((1, 2)))
             calls = tuple(ToolCall(name="get_weather", arguments={"city": city}) for city in cities)
-            return Reply(thinking=f"I need to know about {said}.", tool_calls=calls)
-        return Reply(thinking="That is easy." if self._random.random() < 0.5 else "", text=said)
+            return Reply(thinking=f"I need to know about {text}.", tool_calls=calls)
+        return Reply(thinking="That is easy." if self._random.random() < 0.5 else "", text=text)
 
 
 @dataclass(slots=True, kw_only=True)
 class Recorder:
-    """Around an emulator: writes down every model request and every byte that leaves in answer to it."""
+    """Wraps an emulator: records every model request and every byte of its answer."""
 
     provider: str
     journal: Journal
@@ -116,14 +116,14 @@ def _is_model_call(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosProviders:
-    """Where they are, and what makes them unruly."""
+    """The addresses of the providers, and the sources of their faults."""
 
     urls: dict[str, str]
     scripts: tuple[RandomScript, ...]
     recorders: tuple[Recorder, ...]
 
     def calm(self) -> None:
-        """From now on they answer well."""
+        """From now on they answer without faults."""
         for script in self.scripts:
             script.fault_share = 0.0
         for recorder in self.recorders:

@@ -1,4 +1,6 @@
-"""One chaos run: clients talk, things break at random, everything comes to rest, and the checker reads what is left."""
+"""One chaos run: clients take turns, faults occur at random, everything comes to rest, and the checker examines the
+result.
+"""
 
 import asyncio
 import random
@@ -23,25 +25,25 @@ _SETTLE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much of what is broken. The seed decides the order, as far as the machine lets it."""
+    """How much is broken, and what. The seed determines the order, as far as the machine allows."""
 
     seed: int
     kills: int
-    """The run ends when so many processes were killed."""
+    """The run ends when this many processes were killed."""
     seconds: float
-    """Or after this time, whatever was done until then."""
+    """Or after this time."""
     clients: int = 6
     conversations: int = 4
     """For each client."""
     servers: int = 3
     workers: int = 1
     pause_seconds: tuple[float, float] = (0.2, 1.0)
-    """Between two faults."""
+    """The pause between two faults."""
     fault_share: float = 0.12
-    """Of the providers' answers."""
+    """Of the answers of the providers."""
     fuzz_share: float = 0.06
     weights: Mapping[str, float] | None = None
-    """How often each fault comes, by its name; 0 leaves it out."""
+    """The frequency of each fault by its name; 0 leaves it out."""
 
 
 WEIGHTS: Mapping[str, float] = {
@@ -67,7 +69,7 @@ class Outcome:
     unanswered: tuple[str, ...]
     """Conversations in which a last, plain task was not answered."""
     verified: str
-    """What `strata replay verify` says if it does not find everything in order, else empty."""
+    """The output of `strata replay verify` if it finds a problem, otherwise empty."""
 
     @property
     def is_clean(self) -> bool:
@@ -84,7 +86,7 @@ async def run_chaos(
     *,
     show: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Breaks things as planned, and checks what is left."""
+    """Inject faults as planned, and check the result."""
     weights = WEIGHTS if plan.weights is None else plan.weights
     async with AsyncExitStack() as stack:
         journal = stack.enter_context(closing(Journal(directory)))
@@ -113,14 +115,14 @@ async def run_chaos(
             Client(f"c{number}", deployment, deployment.key, journal, plan.seed * 1000 + number)
             for number in range(plan.clients)
         ]
-        talking = [asyncio.create_task(client.run(deployment.assistants, plan.conversations)) for client in clients]
+        running = [asyncio.create_task(client.run(deployment.assistants, plan.conversations)) for client in clients]
         await _break_things(plan, weights, deployment, show, clients)
         show("calm: everything is up again, and turns come to their ends")
         providers.calm()
         await deployment.calm()
         for client in clients:
             client.stop.set()
-        await asyncio.gather(*talking)
+        await asyncio.gather(*running)
         unanswered = await _probe(clients)
         await _settle(deployment)
         findings = await check(directory, deployment.database_url, deployment.urls()[0], deployment.key)
@@ -153,7 +155,7 @@ async def _break_things(
     show: Callable[[str], None],
     clients: list[Client],
 ) -> None:
-    rng = random.Random(plan.seed)  # noqa: S311  reason: chooses what to break, guards nothing
+    rng = random.Random(plan.seed)  # noqa: S311  reason: it only selects what to break
     names = [name for name, weight in weights.items() if weight > 0]
     # Each kind once, in a random order, before they are drawn: a short run has all of them too.
     first = rng.sample(names, len(names))
@@ -198,27 +200,27 @@ async def _break(name: str, deployment: Deployment, rng: random.Random) -> None:
 
 
 async def _probe(clients: list[Client]) -> list[str]:
-    """In each conversation a last task, whatever has happened there: tool calls that wait are answered first."""
+    """Send a last task to each conversation; pending tool calls are answered first."""
     unanswered = []
     for client in clients:
-        for talk in client.talks:
+        for conversation in client.conversations:
             for _ in range(_PROBES):
-                ended = await client.take_turn(talk, plain=True)
-                if ended is not None and ended["turn"]["state"] == "complete" and not talk.pending:
+                ended = await client.take_turn(conversation, plain=True)
+                if ended is not None and ended["turn"]["state"] == "complete" and not conversation.pending:
                     break
             else:
-                unanswered.append(talk.id)
+                unanswered.append(conversation.id)
     return unanswered
 
 
 def _verify(database_url: str, directory: Path) -> str:
-    """The offline proof of every stored call, by the command that operators use."""
+    """The offline verification of every stored call, by the command that operators use."""
     done = strata("replay", "verify", env={"STRATA_DATABASE_URL": database_url, "STRATA_DATA_DIR": str(directory)})
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
 async def _settle(deployment: Deployment) -> None:
-    """Until no turn runs and what dead processes held has run out."""
+    """Wait until no turn runs and the leases of dead processes have expired."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     running = "SELECT count(*) FROM conversations WHERE lease_token IS NOT NULL"
     while await deployment.primary.fetch(running, "strata") and time.monotonic() < deadline:  # noqa: ASYNC110  reason: other processes

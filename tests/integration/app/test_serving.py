@@ -114,12 +114,12 @@ async def test_a_stopped_process_surrenders_its_leases(
         await accept(store, tenant.id, user_input(other.id, lease_owner="another process"))
         assert await store.list_expired_leases() == []
     assert [lease for _, lease in await store.list_expired_leases()] == [mine.lease]
-    # Handed back, not thrown away: until somebody takes it over, the turn can still be ended.
+    # Released, not discarded: until another process takes it over, the turn can still be ended.
     await store.finish_turn(mine.lease, answer())
 
 
-def test_demo_sets_everything_up_and_finds_it_again() -> None:
-    # Not pytest's own directory: for root, Postgres runs under an account that cannot enter it.
+def test_demo_sets_everything_up_and_reuses_it() -> None:
+    # Not the temporary directory of pytest: for root, Postgres runs under an account that cannot enter it.
     data_dir = Path(tempfile.gettempdir()) / f"strata-demo-test-{os.getpid()}"
     env = {"STRATA_DATA_DIR": str(data_dir), "STRATA_LOG_LEVEL": "warning"}
     try:
@@ -131,7 +131,7 @@ def test_demo_sets_everything_up_and_finds_it_again() -> None:
 
 
 def _try_demo(env: dict[str, str]) -> str:
-    """One start of the demo, used as a reader of its output would; gives the client key."""
+    """Start the demo once, and follow its output as a user would. Returns the client key."""
     with StrataProcess("demo", "--port", "0", env=env) as demo:
         url = demo.find(r"URL +(http://127\.0\.0\.1:\d+)")
         client_key = demo.find(r"client key +(strata_\S+)")
@@ -147,7 +147,7 @@ def _try_demo(env: dict[str, str]) -> str:
         assert (who["tenant"]["name"], who["scopes"]) == ("demo", ["client"])
         listed = httpx2.get(f"{url}/admin/api/keys", headers={"authorization": f"Bearer {admin_key}"}).json()
         assert len(listed["data"]) == 2
-        # A command beside the running server uses the same Postgres.
+        # A command next to the running server uses the same Postgres.
         assert "demo client" in strata("keys", "list", env=env).stdout
         demo.send(signal.SIGINT)
         assert demo.wait() == 0
@@ -156,11 +156,11 @@ def _try_demo(env: dict[str, str]) -> str:
 
 
 def _hold_a_conversation(script: str) -> None:
-    """The lines of the demo's output, as somebody pastes them."""
-    told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert "event: turn.started" in told
-    assert '"name":"get_weather"' in told
-    assert "event: turn.completed" in told
+    """Run the lines of the demo's output in a shell."""
+    output = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "event: turn.started" in output
+    assert '"name":"get_weather"' in output
+    assert "event: turn.completed" in output
 
 
 def _processes_of(data_dir: str) -> list[psutil.Process]:

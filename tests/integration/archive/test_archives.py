@@ -1,4 +1,4 @@
-"""A conversation that was exported, erased and imported is the same conversation, to the byte."""
+"""A conversation that was exported, erased and imported is the same conversation, byte for byte."""
 
 import hashlib
 import json
@@ -56,15 +56,15 @@ from tests.support.builders import (
     take_exchange,
     user_input,
 )
-from tests.support.compaction_driver import NARROW, build_compactor, walk_far
+from tests.support.compaction_driver import NARROW, build_compactor, drive_to_full_window
 from tests.support.conversation_driver import (
-    Walk,
-    asks,
+    ConversationDriver,
     assert_all_accepted,
     assert_rebuilds,
-    begin_walk,
     rebuild,
-    tells,
+    start_driver,
+    text_reply,
+    tool_reply,
 )
 from tests.support.emulators import BOTH, EmulatedProviders
 from tests.support.fakes.compaction_observer import Observed
@@ -73,18 +73,18 @@ from tests.support.turn_steps import TEXT
 _CLOCK = re.compile(rb"current_datetime[^,}]+")
 
 
-async def next_request(walk: Walk) -> bytes:
-    """What is asked next, without the time."""
-    await walk.task("And now?", tells("Later."), picture=True, abandons_calls=True)
-    call: Call = (await walk.calls())[-1]
-    _, body = await rebuild(walk, call)
+async def next_request(driver: ConversationDriver) -> bytes:
+    """The next request, without the time."""
+    await driver.task("And now?", text_reply("Later."), picture=True, abandons_calls=True)
+    call: Call = (await driver.calls())[-1]
+    _, body = await rebuild(driver, call)
     assert hashlib.sha256(body).digest() == call.start.request_hash
     return _CLOCK.sub(b"", body)
 
 
 @settings(max_examples=20)
 @given(provider=st.sampled_from(BOTH), taken=st.lists(steps, min_size=1, max_size=8), forked=st.booleans())
-async def test_what_comes_back_is_what_was_there_and_goes_on_as_it_would_have(
+async def test_an_imported_conversation_is_equal_and_continues_as_before(
     *,
     database: Database,
     strata_server: StrataServer,
@@ -93,25 +93,25 @@ async def test_what_comes_back_is_what_was_there_and_goes_on_as_it_would_have(
     taken: list[tuple[Any, ...]],
     forked: bool,
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider, settings=NARROW)
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, provider, settings=NARROW)
     compactor = build_compactor(strata_server.program, Observed())
     for step in taken:
-        await take_step(walk, compactor, step)
-    turns = await walk.turns()
+        await take_step(driver, compactor, step)
+    turns = await driver.turns()
     if forked and turns:
-        walk = await walk.fork(len(turns))
-    before = await rows_of(database, walk.conversation_id)
-    lines = await export_lines(database, walk.tenant_id, walk.conversation_id)
-    expected = await next_request(walk)
-    await walk.program.store.erase_conversation(walk.tenant_id, walk.conversation_id)
+        driver = await driver.fork(len(turns))
+    before = await rows_of(database, driver.conversation_id)
+    lines = await export_lines(database, driver.tenant_id, driver.conversation_id)
+    expected = await next_request(driver)
+    await driver.program.store.erase_conversation(driver.tenant_id, driver.conversation_id)
     await forget_shared(database)
 
-    assert await import_lines(database, walk.tenant_id, lines) == [walk.conversation_id]
-    assert await rows_of(database, walk.conversation_id) == before
-    assert await export_lines(database, walk.tenant_id, walk.conversation_id) == lines
-    await assert_rebuilds(walk)
-    assert await next_request(walk) == expected
-    await assert_rebuilds(walk)
+    assert await import_lines(database, driver.tenant_id, lines) == [driver.conversation_id]
+    assert await rows_of(database, driver.conversation_id) == before
+    assert await export_lines(database, driver.tenant_id, driver.conversation_id) == lines
+    await assert_rebuilds(driver)
+    assert await next_request(driver) == expected
+    await assert_rebuilds(driver)
     for name in BOTH:
         assert_all_accepted(emulated[name].requests())
         emulated[name].state.request_log.clear()
@@ -121,11 +121,11 @@ async def test_what_comes_back_is_what_was_there_and_goes_on_as_it_would_have(
 async def test_compacted_and_summarised_history_comes_back_under_new_ids_in_another_tenant(
     database: Database, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
-    walk = await walk_far(strata_server, emulated, provider)
-    emulated[provider].says(tells("It was about foxes."))
-    await build_compactor(strata_server.program, Observed()).compact(walk.tenant_id, walk.conversation_id)
-    assert await walk.background_calls()
-    lines = await export_lines(database, walk.tenant_id, walk.conversation_id)
+    driver = await drive_to_full_window(strata_server, emulated, provider)
+    emulated[provider].queue_replies(text_reply("It was about foxes."))
+    await build_compactor(strata_server.program, Observed()).compact(driver.tenant_id, driver.conversation_id)
+    assert await driver.background_calls()
+    lines = await export_lines(database, driver.tenant_id, driver.conversation_id)
     assert {json.loads(line)["record"] for line in lines} >= {"segment", "epoch", "call", "template"}
     other = await strata_server.key_ring.create_tenant("other")
     async with database.connection() as connection:
@@ -134,25 +134,25 @@ async def test_compacted_and_summarised_history_comes_back_under_new_ids_in_anot
 
     [made] = await import_lines(database, other.id, lines, new_ids=True)
 
-    assert made != walk.conversation_id
-    conversation = await walk.program.store.load_conversation(other.id, made)
-    assert conversation.assistant_id != walk.assistant_id
-    copy = Walk(
-        program=walk.program,
+    assert made != driver.conversation_id
+    conversation = await driver.program.store.load_conversation(other.id, made)
+    assert conversation.assistant_id != driver.assistant_id
+    copy = ConversationDriver(
+        program=driver.program,
         tenant_id=other.id,
         emulated=emulated,
         conversation_id=made,
         assistant_id=conversation.assistant_id,
     )
-    assert await assert_rebuilds(copy) == await assert_rebuilds(walk)
-    assert await next_request(copy) == await next_request(walk)
+    assert await assert_rebuilds(copy) == await assert_rebuilds(driver)
+    assert await next_request(copy) == await next_request(driver)
 
 
 async def test_a_signed_summary_comes_back_and_is_accepted_again(
     database: Database, strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
     signing = {"compaction": {"policy": "off", "keep_exchanges": 2, "signed": True}}
-    walk = await begin_walk(
+    driver = await start_driver(
         strata_server.program,
         strata_server.tenant.id,
         emulated,
@@ -161,22 +161,22 @@ async def test_a_signed_summary_comes_back_and_is_accepted_again(
         model="claude-sonnet-5-5",
     )
     for number in range(5):
-        await walk.task(f"Task {number}.", asks("Oslo"), tells("Done."))
+        await driver.task(f"Task {number}.", tool_reply("Oslo"), text_reply("Done."))
     compactor = strata_server.program.compactor
     assert (
-        await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
+        await compactor.compact(driver.tenant_id, driver.conversation_id, force=True)
     ).outcome is CompactionOutcome.SIGNED
-    before = await rows_of(database, walk.conversation_id)
-    lines = await export_lines(database, walk.tenant_id, walk.conversation_id)
-    expected = await next_request(walk)
-    await walk.program.store.erase_conversation(walk.tenant_id, walk.conversation_id)
+    before = await rows_of(database, driver.conversation_id)
+    lines = await export_lines(database, driver.tenant_id, driver.conversation_id)
+    expected = await next_request(driver)
+    await driver.program.store.erase_conversation(driver.tenant_id, driver.conversation_id)
     await forget_shared(database)
 
-    await import_lines(database, walk.tenant_id, lines)
+    await import_lines(database, driver.tenant_id, lines)
 
-    assert await rows_of(database, walk.conversation_id) == before
-    assert await next_request(walk) == expected
-    await assert_rebuilds(walk)
+    assert await rows_of(database, driver.conversation_id) == before
+    assert await next_request(driver) == expected
+    await assert_rebuilds(driver)
     assert_all_accepted(emulated[ANTHROPIC].requests())
 
 
@@ -213,7 +213,7 @@ async def test_a_running_conversation_is_not_exported(store: PostgresStore, data
     assert await export_lines(database, tenant.id, conversation.id)
 
 
-async def test_another_tenants_conversation_is_not_found(
+async def test_a_conversation_of_another_tenant_is_not_found(
     store: PostgresStore, database: Database, tenant: Tenant, key_ring: KeyRing
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
@@ -235,7 +235,7 @@ async def exchange(store: PostgresStore, tenant: Tenant, count: int = 2) -> str:
     return conversation.id
 
 
-async def test_one_that_is_there_is_refused_and_stays_as_it_is(
+async def test_an_existing_conversation_is_refused_and_stays_unchanged(
     store: PostgresStore, database: Database, tenant: Tenant
 ) -> None:
     conversation_id = await exchange(store, tenant)
@@ -246,12 +246,12 @@ async def test_one_that_is_there_is_refused_and_stays_as_it_is(
     assert refused.value.details == {"conversation_id": conversation_id}
     importer = Importer(database, ImportOptions(tenant_id=tenant.id))
     with pytest.raises(ConversationExists):
-        # Made by somebody else between the check and the import.
+        # Created by another process between the check and the import.
         await anext(importer.import_archive(lines))
     assert await rows_of(database, conversation_id) == before
 
 
-async def test_an_assistant_of_another_tenant_is_not_taken_over(
+async def test_an_assistant_of_another_tenant_is_not_reused(
     store: PostgresStore, database: Database, tenant: Tenant, key_ring: KeyRing
 ) -> None:
     conversation_id = await exchange(store, tenant)
@@ -263,7 +263,7 @@ async def test_an_assistant_of_another_tenant_is_not_taken_over(
     assert await import_lines(database, other.id, lines, new_ids=True) != [conversation_id]
 
 
-async def test_a_dry_run_finds_what_an_import_would_and_leaves_nothing(
+async def test_a_dry_run_reports_what_an_import_would_and_leaves_nothing(
     store: PostgresStore, database: Database, tenant: Tenant
 ) -> None:
     conversation_id = await exchange(store, tenant)
@@ -299,7 +299,7 @@ async def test_a_file_that_was_cut_or_altered_anywhere_leaves_nothing(
     assert await import_lines(database, tenant.id, lines) == [conversation.id]
 
 
-async def test_a_file_that_lacks_its_last_conversation_brings_none(
+async def test_a_file_without_its_last_conversation_imports_nothing(
     store: PostgresStore, database: Database, tenant: Tenant
 ) -> None:
     ids = [await exchange(store, tenant, count=1), await exchange(store, tenant, count=1)]
@@ -314,10 +314,10 @@ async def test_a_file_that_lacks_its_last_conversation_brings_none(
     assert await import_lines(database, tenant.id, lines) == ids
 
 
-async def test_an_assistant_whose_model_is_no_name_is_refused(
+async def test_an_assistant_with_an_invalid_model_name_is_refused(
     store: PostgresStore, database: Database, tenant: Tenant
 ) -> None:
-    """Its name would go into an address at the provider."""
+    """The name would become part of a URL of the provider."""
     conversation_id = await exchange(store, tenant, count=1)
     lines = await export_lines(database, tenant.id, conversation_id)
     await store.erase_conversation(tenant.id, conversation_id)
@@ -325,9 +325,9 @@ async def test_an_assistant_whose_model_is_no_name_is_refused(
     forged = json.loads(lines[at])
     forged["model"] = "x/%2e%2e/gemini-3.8-flash"
     lines[at] = json.dumps(forged, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-    *told, end, close = lines
-    renewed = json.loads(end) | {"sha256": hashlib.sha256(b"".join(told[1:])).hexdigest()}
-    file = [*told, json.dumps(renewed, separators=(",", ":")).encode() + b"\n", close]
+    *records, end, close = lines
+    renewed = json.loads(end) | {"sha256": hashlib.sha256(b"".join(records[1:])).hexdigest()}
+    file = [*records, json.dumps(renewed, separators=(",", ":")).encode() + b"\n", close]
     importer = Importer(database, ImportOptions(tenant_id=tenant.id, new_ids=True))
     with pytest.raises(ArchiveInvalid, match=f"Line {at + 1}.*model"):
         await importer.check(file)
@@ -335,23 +335,25 @@ async def test_an_assistant_whose_model_is_no_name_is_refused(
         await import_lines(database, tenant.id, file)
 
 
-async def test_a_row_that_fits_no_table_is_refused_as_one(
+async def test_a_row_that_fits_no_table_is_refused_with_the_whole_file(
     store: PostgresStore, database: Database, tenant: Tenant
 ) -> None:
-    """The hash keeps accidents out, not people: whoever can count can write one."""
+    """The hash protects against accidents, not against forgery: anyone can compute one."""
     conversation_id = await exchange(store, tenant, count=1)
     lines = await export_lines(database, tenant.id, conversation_id)
     await store.erase_conversation(tenant.id, conversation_id)
     forged = [line.replace(b'"kind":"user_task"', b'"kind":"nonsense"') for line in lines]
-    *told, _, close = forged
-    end = json.loads(lines[-2]) | {"sha256": hashlib.sha256(b"".join(told[1:])).hexdigest()}
+    *records, _, close = forged
+    end = json.loads(lines[-2]) | {"sha256": hashlib.sha256(b"".join(records[1:])).hexdigest()}
     with pytest.raises(ArchiveInvalid, match="violates a constraint"):
-        await import_lines(database, tenant.id, [*told, json.dumps(end).encode() + b"\n", close])
+        await import_lines(database, tenant.id, [*records, json.dumps(end).encode() + b"\n", close])
     with pytest.raises(ConversationNotFound):
         await store.load_conversation(tenant.id, conversation_id)
 
 
-async def test_forks_follow_their_source_to_new_ids(store: PostgresStore, database: Database, tenant: Tenant) -> None:
+async def test_forks_refer_to_the_new_ids_of_their_source(
+    store: PostgresStore, database: Database, tenant: Tenant
+) -> None:
     source = await exchange(store, tenant)
     fork = (await store.fork_conversation(tenant.id, source, 2)).id
     made = await import_lines(database, tenant.id, await export_several(database, [source, fork]), new_ids=True)

@@ -1,4 +1,4 @@
-"""`strata seed`: what it makes can be looked at like what people have said."""
+"""`strata seed`: what it creates can be inspected like real conversations."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ async def conversations_of(database: Database, tenant_name: str) -> list[str]:
     return [encode_id(CONVERSATION, row["id"]) for row in rows]
 
 
-async def test_every_request_of_seeded_conversations_can_be_made_again(
+async def test_every_request_of_seeded_conversations_can_be_rebuilt(
     env: dict[str, str],
     database: Database,
     store: PostgresStore,
@@ -52,8 +52,8 @@ async def test_every_request_of_seeded_conversations_can_be_made_again(
     emulated: EmulatedProviders,
     server_settings: Settings,
 ) -> None:
-    said = seed(env, "--tenant", "plenty")
-    assert "per second" in said
+    output = seed(env, "--tenant", "plenty")
+    assert "per second" in output
     tenant = await key_ring.load_tenant("plenty")
     ids = await conversations_of(database, "plenty")
     states, kinds, codes, turn_count, rebuilt = Counter[str](), Counter[str](), Counter[str](), 0, 0
@@ -83,7 +83,7 @@ async def test_every_request_of_seeded_conversations_can_be_made_again(
     assert exported["turn"] == len((await rows_of(database, ids[0]))["turns"])
 
 
-async def test_they_lie_in_the_days_that_were_asked_for_and_leave_other_conversations_alone(
+async def test_they_are_within_the_requested_days_and_leave_other_conversations_unchanged(
     env: dict[str, str], database: Database, store: PostgresStore, key_ring: PostgresKeyRing
 ) -> None:
     seed(env)
@@ -94,7 +94,7 @@ async def test_they_lie_in_the_days_that_were_asked_for_and_leave_other_conversa
     copies = [moment for moment in began if moment < until]
     assert len(copies) > len(began) // 3
     assert min(copies) >= until - timedelta(days=30)
-    # Those that were really held are of today.
+    # The conversations that were really held are of today.
     assert all(datetime.now(UTC) - moment < timedelta(hours=1) for moment in began if moment >= until)
 
     assert "tenant_not_empty" in seed(env, code=65)
@@ -103,9 +103,9 @@ async def test_they_lie_in_the_days_that_were_asked_for_and_leave_other_conversa
     assert set(await conversations_of(database, "seed")) > set(first)
 
 
-def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
+def test_the_plan_depends_on_the_seed() -> None:
     def draw(seed: int) -> object:
-        random = Random(seed)  # noqa: S311  reason: it is to be predictable
+        random = Random(seed)  # noqa: S311  reason: it has to be predictable
         moment = plan_moment(random, datetime(2026, 1, 1, tzinfo=UTC), 90)
         return plan_seed(random, 5_000), moment, plan_id(random, moment)
 
@@ -113,6 +113,6 @@ def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
     assert draw(7) != draw(8)
 
 
-def test_everything_happens_however_small_the_sample_is() -> None:
-    plan = plan_seed(Random(1), 10)  # noqa: S311  reason: it is to be predictable
+def test_even_a_small_sample_has_every_kind_of_event() -> None:
+    plan = plan_seed(Random(1), 10)  # noqa: S311  reason: it has to be predictable
     assert {exchange.happening for exchange in plan.sample[0].exchanges} == set(Happening)

@@ -1,4 +1,4 @@
-"""The life of an explicit cache: made, used, shared, prolonged, gone, removed."""
+"""The life of an explicit cache: created, used, shared, extended, missing, deleted."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,8 +16,14 @@ from server.conversation.turn import TurnState
 from server.postgres.caching import PostgresCacheRegister
 from server.providers.choice import GEMINI
 from tests.conftest import StrataServer
-from tests.contracts.provider_rig import build_payload
-from tests.support.conversation_driver import Walk, assert_all_accepted, assert_rebuilds, begin_walk, tells
+from tests.contracts.provider_harness import build_payload
+from tests.support.conversation_driver import (
+    ConversationDriver,
+    assert_all_accepted,
+    assert_rebuilds,
+    start_driver,
+    text_reply,
+)
 from tests.support.emulators import MODELS, EmulatedProviders, MovedClock, Stages, emulating_both
 from tests.support.turn_service_driver import read_all, user_task
 
@@ -33,35 +39,35 @@ def clock() -> MovedClock:
 
 @pytest.fixture
 def emulated(stages: Stages, clock: MovedClock) -> EmulatedProviders:
-    """Without the implicit cache, which would give everything for nothing."""
+    """Without the implicit cache, which would be used at no cost."""
     return stages.play(clock=clock, implicit_cache=False)
 
 
-async def begin(server: StrataServer, emulated: EmulatedProviders, **changes: Any) -> Walk:
+async def begin(server: StrataServer, emulated: EmulatedProviders, **changes: Any) -> ConversationDriver:
     values = {"instructions": LONG, "settings": ON} | changes
-    return await begin_walk(server.program, server.tenant.id, emulated, GEMINI, **values)
+    return await start_driver(server.program, server.tenant.id, emulated, GEMINI, **values)
 
 
-async def again(walk: Walk) -> Walk:
+async def again(driver: ConversationDriver) -> ConversationDriver:
     """Another conversation with the same assistant."""
-    made = await walk.program.store.create_conversation(
-        walk.tenant_id, ConversationDraft(assistant_id=walk.assistant_id)
+    made = await driver.program.store.create_conversation(
+        driver.tenant_id, ConversationDraft(assistant_id=driver.assistant_id)
     )
-    return Walk(
-        program=walk.program,
-        tenant_id=walk.tenant_id,
-        emulated=walk.emulated,
+    return ConversationDriver(
+        program=driver.program,
+        tenant_id=driver.tenant_id,
+        emulated=driver.emulated,
         conversation_id=made.id,
-        assistant_id=walk.assistant_id,
+        assistant_id=driver.assistant_id,
     )
 
 
-async def ask(walk: Walk, text: str = "And now?") -> Call:
-    """A task, all that the keeper does because of it, and the call that answered it."""
-    ended = await walk.task(text, tells("Yes."))
+async def ask(driver: ConversationDriver, text: str = "And now?") -> Call:
+    """Send a task, and run everything that the maintainer does because of it. Returns the call of the answer."""
+    ended = await driver.task(text, text_reply("Yes."))
     assert ended.turn.state is TurnState.COMPLETE
-    await walk.program.cache_maintainer.settle()
-    return (await walk.calls())[-1]
+    await driver.program.cache_maintainer.settle()
+    return (await driver.calls())[-1]
 
 
 def asked_about_caches(emulated: EmulatedProviders) -> list[tuple[str, str]]:
@@ -84,11 +90,11 @@ def is_cached(call: Call) -> bool:
     return "cached_content" in call.start.caching and read == expected and read > 4_000
 
 
-async def test_a_cache_is_made_behind_the_first_turn_and_used_by_the_second(
+async def test_a_cache_is_created_after_the_first_turn_and_used_by_the_second(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    walk = await begin(strata_server, emulated)
-    assert [is_cached(await ask(walk)) for _ in range(3)] == [False, True, True]
+    driver = await begin(strata_server, emulated)
+    assert [is_cached(await ask(driver)) for _ in range(3)] == [False, True, True]
     assert asked_about_caches(emulated) == [("POST", "")]
     bodies = [request["body"] for request in emulated.gemini.requests() if "streamGenerate" in request["path"]]
     assert [("cachedContent" in body, "systemInstruction" in body, "tools" in body) for body in bodies] == [
@@ -97,120 +103,121 @@ async def test_a_cache_is_made_behind_the_first_turn_and_used_by_the_second(
         (True, False, False),
     ]
     assert_all_accepted(emulated.gemini.requests())
-    assert await assert_rebuilds(walk) == 3
+    assert await assert_rebuilds(driver) == 3
 
 
 async def test_conversations_with_the_same_static_text_share_one(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    walk = await begin(strata_server, emulated)
-    await ask(walk)
-    other = await again(walk)
+    driver = await begin(strata_server, emulated)
+    await ask(driver)
+    other = await again(driver)
     assert [is_cached(await ask(other)) for _ in range(2)] == [False, True]
     assert asked_about_caches(emulated) == [("POST", "")]
-    assert (await rows(walk.program, "provider_caches"), await rows(walk.program, "provider_cache_uses")) == (1, 2)
+    assert (await rows(driver.program, "provider_caches"), await rows(driver.program, "provider_cache_uses")) == (1, 2)
 
 
-async def test_a_cache_in_use_is_prolonged_when_half_of_its_time_is_over(
+async def test_a_cache_in_use_is_extended_after_half_of_its_lifetime(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    walk = await begin(strata_server, emulated)
-    await ask(walk)
-    await ask(walk)
-    async with walk.program.database.connection() as connection:
+    driver = await begin(strata_server, emulated)
+    await ask(driver)
+    await ask(driver)
+    async with driver.program.database.connection() as connection:
         await connection.execute("UPDATE provider_caches SET expires_at = now() + interval '4 minutes'")
     before = datetime.now(UTC)
-    assert is_cached(await ask(walk))
+    assert is_cached(await ask(driver))
     assert [method for method, _ in asked_about_caches(emulated)] == ["POST", "PATCH"]
-    async with walk.program.database.connection() as connection:
+    async with driver.program.database.connection() as connection:
         expires_at = await connection.fetchval("SELECT expires_at FROM provider_caches")
     assert expires_at >= before + timedelta(seconds=600)
-    await ask(walk)
+    await ask(driver)
     assert [method for method, _ in asked_about_caches(emulated)] == ["POST", "PATCH"]
 
 
-async def test_a_cache_that_is_gone_costs_the_client_nothing(
+async def test_a_missing_cache_does_not_fail_the_turn(
     strata_server: StrataServer, emulated: EmulatedProviders, clock: MovedClock
 ) -> None:
-    walk = await begin(strata_server, emulated)
-    await ask(walk)
-    assert is_cached(await ask(walk))
+    driver = await begin(strata_server, emulated)
+    await ask(driver)
+    assert is_cached(await ask(driver))
     clock.ahead_seconds += 7_200
-    emulated.gemini.says(tells("Still here."))
-    service = walk.program.turn_service
-    heard = [
-        event for _, event in await read_all(await service.take_turn(walk.tenant_id, user_task(walk.conversation_id)))
+    emulated.gemini.queue_replies(text_reply("Still here."))
+    service = driver.program.turn_service
+    received = [
+        event
+        for _, event in await read_all(await service.take_turn(driver.tenant_id, user_task(driver.conversation_id)))
     ]
-    assert "".join(event.text for event in heard if isinstance(event, TextDelta)) == "Still here."
-    assert sum(isinstance(event, TurnStarted) for event in heard) == 1
-    await walk.program.cache_maintainer.settle()
-    first, second = (await walk.calls())[-2:]
+    assert "".join(event.text for event in received if isinstance(event, TextDelta)) == "Still here."
+    assert sum(isinstance(event, TurnStarted) for event in received) == 1
+    await driver.program.cache_maintainer.settle()
+    first, second = (await driver.calls())[-2:]
     assert first.turn_seq == second.turn_seq
     assert first.end is not None
     assert second.end is not None
     assert (first.end.error_code, second.end.error_code) == ("cache_gone", None)
     assert ("cached_content" in first.start.caching, second.start.caching) == (True, {})
     assert (second.start.cache_expected_tokens, second.end.cache_miss_reason) == (0, "cache_gone")
-    assert await rows(walk.program, "provider_caches") == 0
-    assert not is_cached(await ask(walk))
-    assert is_cached(await ask(walk))
-    assert await assert_rebuilds(walk) == 6
+    assert await rows(driver.program, "provider_caches") == 0
+    assert not is_cached(await ask(driver))
+    assert is_cached(await ask(driver))
+    assert await assert_rebuilds(driver) == 6
 
 
-async def test_a_cache_that_is_gone_is_made_good_however_few_attempts_are_allowed(
+async def test_a_missing_cache_does_not_count_as_an_attempt(
     strata_server: StrataServer, server_settings: Settings, emulated: EmulatedProviders, clock: MovedClock
 ) -> None:
     once = server_settings.model_copy(update={"turn_attempts": 1})
     async with emulated.open(once) as providers, open_program(emulated.point(once), providers=providers) as program:
-        walk = await begin_walk(program, strata_server.tenant.id, emulated, GEMINI, instructions=LONG, settings=ON)
-        await ask(walk)
+        driver = await start_driver(program, strata_server.tenant.id, emulated, GEMINI, instructions=LONG, settings=ON)
+        await ask(driver)
         clock.ahead_seconds += 7_200
-        call = await ask(walk)
+        call = await ask(driver)
         assert call.start.attempt == 2
 
 
 async def test_erasing_the_last_user_removes_the_cache_at_the_provider(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    walk = await begin(strata_server, emulated)
-    await ask(walk)
-    other = await again(walk)
+    driver = await begin(strata_server, emulated)
+    await ask(driver)
+    other = await again(driver)
     await ask(other)
-    program, keeper = walk.program, walk.program.cache_maintainer
-    await program.store.erase_conversation(walk.tenant_id, walk.conversation_id)
-    assert await keeper.sweep() == 0
+    program, maintainer = driver.program, driver.program.cache_maintainer
+    await program.store.erase_conversation(driver.tenant_id, driver.conversation_id)
+    assert await maintainer.sweep() == 0
     assert is_cached(await ask(other))
-    report = await program.store.erase_conversation(walk.tenant_id, other.conversation_id)
+    report = await program.store.erase_conversation(driver.tenant_id, other.conversation_id)
     assert report.rows["provider_caches"] == 1
-    assert await keeper.sweep() == 1
+    assert await maintainer.sweep() == 1
     assert [method for method, _ in asked_about_caches(emulated)] == ["POST", "DELETE"]
     assert await rows(program, "provider_caches") == 0
 
 
-async def test_the_end_of_an_epoch_is_the_end_of_its_cache(
+async def test_the_end_of_an_epoch_ends_the_use_of_its_cache(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    walk = await begin(strata_server, emulated)
-    await ask(walk)
-    assert is_cached(await ask(walk))
-    await walk.switch(GEMINI, instructions=Instructions(roles="Otherwise. " * 2_500), settings={})
-    changed = await ask(walk)
+    driver = await begin(strata_server, emulated)
+    await ask(driver)
+    assert is_cached(await ask(driver))
+    await driver.switch(GEMINI, instructions=Instructions(roles="Otherwise. " * 2_500), settings={})
+    changed = await ask(driver)
     assert not is_cached(changed)
     assert changed.end is not None
     assert changed.end.cache_miss_reason == "epoch_began"
-    assert await walk.program.cache_maintainer.sweep() == 1
+    assert await driver.program.cache_maintainer.sweep() == 1
     assert [method for method, _ in asked_about_caches(emulated)] == ["POST", "DELETE"]
-    assert await rows(walk.program, "provider_cache_uses") == 0
+    assert await rows(driver.program, "provider_cache_uses") == 0
 
 
-async def test_a_cache_whose_maker_died_is_found_by_its_label_among_many(
+async def test_a_cache_whose_creator_died_is_found_by_its_label_among_many(
     strata_server: StrataServer, emulated: EmulatedProviders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Made at the provider, and never registered: the place of it is all that is known."""
+    """Created at the provider, and never registered: only its reservation is known."""
     monkeypatch.setattr("server.providers.gemini.caches._PAGE_SIZE", 2)
     program = strata_server.program
-    walk = await begin(strata_server, emulated, settings={"cache": {"explicit": "off"}})
-    await ask(walk)
+    driver = await begin(strata_server, emulated, settings={"cache": {"explicit": "off"}})
+    await ask(driver)
     caches = program.providers.by_name[GEMINI].caches
     assert caches is not None
     payload = build_payload(MODELS[GEMINI], [], static_text="You help. " * 2_500)
@@ -218,7 +225,7 @@ async def test_a_cache_whose_maker_died_is_found_by_its_label_among_many(
         provider=GEMINI, account=program.providers.by_name[GEMINI].account, model=MODELS[GEMINI], prefix_hash=b"p"
     )
     place = await PostgresCacheRegister(program.database).reserve_cache(
-        walk.tenant_id, key, token_count=1, expires_at=datetime.now(UTC) + timedelta(hours=1), fits=lambda _: True
+        driver.tenant_id, key, token_count=1, expires_at=datetime.now(UTC) + timedelta(hours=1), fits=lambda _: True
     )
     assert place is not None
     labels = [*(f"another {number}" for number in range(3)), cache_label(place), "another"]
@@ -234,26 +241,26 @@ async def test_a_cache_whose_maker_died_is_found_by_its_label_among_many(
     assert_all_accepted(emulated.gemini.requests())
 
 
-async def test_a_cache_whose_time_is_over_is_forgotten(
+async def test_an_expired_cache_is_removed_from_the_register(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    walk = await begin(strata_server, emulated)
-    await ask(walk)
-    async with walk.program.database.connection() as connection:
+    driver = await begin(strata_server, emulated)
+    await ask(driver)
+    async with driver.program.database.connection() as connection:
         await connection.execute("UPDATE provider_caches SET expires_at = now() - interval '1 second'")
-    assert await walk.program.cache_maintainer.sweep() == 0
-    assert await rows(walk.program, "provider_caches") == await rows(walk.program, "provider_cache_uses") == 0
+    assert await driver.program.cache_maintainer.sweep() == 0
+    assert await rows(driver.program, "provider_caches") == await rows(driver.program, "provider_cache_uses") == 0
 
 
-async def test_by_itself_a_cache_is_made_when_the_calls_have_shown_that_it_pays(
+async def test_in_automatic_mode_a_cache_is_created_when_the_calls_show_that_it_pays(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    walk = await begin(strata_server, emulated, settings={})
-    made = [is_cached(await ask(walk)) for _ in range(6)]
+    driver = await begin(strata_server, emulated, settings={})
+    made = [is_cached(await ask(driver)) for _ in range(6)]
     assert made == [False, False, False, False, True, True]
 
 
-async def test_what_the_implicit_cache_gives_is_not_paid_for(
+async def test_no_cache_is_created_if_the_implicit_cache_works(
     server_settings: Settings, strata_server: StrataServer
 ) -> None:
     del strata_server
@@ -263,9 +270,9 @@ async def test_what_the_implicit_cache_gives_is_not_paid_for(
         open_program(both.point(server_settings), providers=providers) as program,
     ):
         tenant = await program.key_ring.create_tenant("other")
-        walk = await begin_walk(program, tenant.id, both, GEMINI, instructions=LONG)
+        driver = await start_driver(program, tenant.id, both, GEMINI, instructions=LONG)
         for _ in range(8):
-            await ask(walk)
+            await ask(driver)
         assert asked_about_caches(both) == []
 
 
@@ -278,24 +285,24 @@ UNWANTED: list[dict[str, Any]] = [
 ]
 
 
-async def test_where_a_cache_is_not_wanted_none_is_made(
+async def test_no_cache_is_created_if_it_is_switched_off(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
     for changes in UNWANTED:
-        walk = await begin(strata_server, emulated, **changes)
-        assert not any([is_cached(await ask(walk)) for _ in range(3)])
+        driver = await begin(strata_server, emulated, **changes)
+        assert not any([is_cached(await ask(driver)) for _ in range(3)])
     assert asked_about_caches(emulated) == []
     assert_all_accepted(emulated.gemini.requests())
 
 
-async def test_beyond_the_budget_for_storage_none_is_made(
+async def test_no_cache_is_created_beyond_the_budget_for_storage(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
     """Some six thousand tokens at 4.50 USD per million and hour: the first fits, the second does not."""
     settings = strata_server.program.settings.model_copy(update={"cache_storage_usd_per_hour": 0.04})
     async with open_program(settings, providers=strata_server.program.providers) as program:
         first, second = [
-            await begin_walk(program, strata_server.tenant.id, emulated, GEMINI, instructions=text, settings=ON)
+            await start_driver(program, strata_server.tenant.id, emulated, GEMINI, instructions=text, settings=ON)
             for text in (LONG, Instructions(roles="You help otherwise. " * 1_250))
         ]
         assert [is_cached(await ask(first)) for _ in range(2)] == [False, True]

@@ -1,4 +1,4 @@
-"""The keeper of explicit caches, when the provider does not do what it should, or another process does the same."""
+"""The maintainer of explicit caches under failures of the provider and concurrent processes."""
 
 import asyncio
 from dataclasses import replace
@@ -29,7 +29,7 @@ from tests.support.cache_builders import (
     converse,
     in_an_hour,
     keeper_of,
-    tell,
+    observe,
     used_by,
 )
 
@@ -39,45 +39,45 @@ def register(database: Database) -> PostgresCacheRegister:
     return PostgresCacheRegister(database)
 
 
-async def test_conversations_that_begin_at_once_get_one_cache(
+async def test_concurrent_first_turns_get_one_cache(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversations = [await converse(store, tenant) for _ in range(5)]
     caches = FakeCaches()
-    await tell(keeper_of(register, caches), *(asked(tenant, one) for one in conversations))
+    await observe(keeper_of(register, caches), *(asked(tenant, one) for one in conversations))
     assert caches.created == 1
     assert len({await used_by(store, tenant, one) for one in conversations}) == 1
 
 
-async def test_two_processes_make_one_cache_for_one_prefix(
+async def test_two_processes_create_one_cache_for_one_prefix(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversations = [await converse(store, tenant) for _ in range(2)]
     caches = FakeCaches()
     keepers = [keeper_of(register, caches) for _ in conversations]
-    for keeper, conversation in zip(keepers, conversations, strict=True):
-        keeper.observe_call(asked(tenant, conversation))
-    for keeper in keepers:
-        await keeper.settle()
+    for maintainer, conversation in zip(keepers, conversations, strict=True):
+        maintainer.observe_call(asked(tenant, conversation))
+    for maintainer in keepers:
+        await maintainer.settle()
     assert caches.created == 1
 
 
-async def test_two_processes_stay_within_the_budget_together(
+async def test_two_processes_together_stay_within_the_budget(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant
 ) -> None:
     """Some 7,500 tokens each at 4.50 USD per million and hour: one fits, two do not."""
     caches = FakeCaches()
     keepers = [keeper_of(register, caches, "0.05") for _ in range(4)]
-    for number, keeper in enumerate(keepers):
+    for number, maintainer in enumerate(keepers):
         turn = asked(tenant, await converse(store, tenant))
         key = replace(KEY, prefix_hash=bytes([number]))
-        keeper.observe_call(replace(turn, plan=replace(turn.plan, key=key)))
-    for keeper in keepers:
-        await keeper.settle()
+        maintainer.observe_call(replace(turn, plan=replace(turn.plan, key=key)))
+    for maintainer in keepers:
+        await maintainer.settle()
     assert caches.created == 1
 
 
-async def test_a_process_that_was_too_slow_removes_its_own(
+async def test_a_process_that_was_too_slow_deletes_its_own_cache(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant, database: Database
 ) -> None:
     conversation = await converse(store, tenant)
@@ -88,13 +88,13 @@ async def test_a_process_that_was_too_slow_removes_its_own(
         assert len(await register.claim_unused_caches(["a"])) == 1
 
     caches.on_create = be_slow
-    await tell(keeper_of(register, caches), asked(tenant, conversation))
+    await observe(keeper_of(register, caches), asked(tenant, conversation))
     assert (caches.created, caches.names) == (1, [])
     assert (await used_by(store, tenant, conversation), await register.measure_caches()) == (None, {})
 
 
 @pytest.mark.parametrize("was_made", [True, False])
-async def test_a_process_that_dies_over_a_cache_leaves_one_that_others_find_by_its_label(
+async def test_a_process_that_dies_while_creating_a_cache_leaves_one_that_others_find_by_its_label(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant, database: Database, *, was_made: bool
 ) -> None:
     caches, at_it, never = FakeCaches(names=["cachedContents/another"]), asyncio.Event(), asyncio.Event()
@@ -118,7 +118,7 @@ async def test_a_process_that_dies_over_a_cache_leaves_one_that_others_find_by_i
 
 
 @pytest.mark.parametrize(("failure", "may_be_there"), [(ProviderRejected(), False), (ProviderTimedOut(), True)])
-async def test_only_a_refusal_says_that_no_cache_was_made(
+async def test_only_a_refusal_proves_that_no_cache_was_created(
     register: PostgresCacheRegister,
     store: PostgresStore,
     tenant: Tenant,
@@ -126,7 +126,7 @@ async def test_only_a_refusal_says_that_no_cache_was_made(
     *,
     may_be_there: bool,
 ) -> None:
-    await tell(keeper_of(register, FakeCaches(failure=failure)), asked(tenant, await converse(store, tenant)))
+    await observe(keeper_of(register, FakeCaches(failure=failure)), asked(tenant, await converse(store, tenant)))
     assert bool(await register.measure_caches()) is may_be_there
 
 
@@ -136,36 +136,36 @@ async def test_a_conversation_that_was_erased_meanwhile_leaves_no_cache(
     conversation = await converse(store, tenant)
     caches = FakeCaches()
     caches.on_create = lambda: store.erase_conversation(tenant.id, conversation)
-    await tell(keeper_of(register, caches), asked(tenant, conversation))
+    await observe(keeper_of(register, caches), asked(tenant, conversation))
     assert (caches.created, caches.names) == (1, [])
     assert await register.measure_caches() == {}
 
 
-async def test_a_provider_that_refuses_is_not_asked_again_at_once(
+async def test_a_refusing_provider_is_not_called_again_at_once(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await converse(store, tenant)
     caches = FakeCaches(failure=ProviderRejected())
-    keeper = keeper_of(register, caches)
-    await tell(keeper, asked(tenant, conversation))
+    maintainer = keeper_of(register, caches)
+    await observe(maintainer, asked(tenant, conversation))
     caches.failure = None
-    await tell(keeper, asked(tenant, conversation))
+    await observe(maintainer, asked(tenant, conversation))
     assert caches.created == 0
     assert await used_by(store, tenant, conversation) is None
 
 
-async def test_without_a_budget_none_is_made(
+async def test_without_a_budget_no_cache_is_created(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant
 ) -> None:
     caches = FakeCaches()
-    await tell(keeper_of(register, caches, "0"), asked(tenant, await converse(store, tenant)))
+    await observe(keeper_of(register, caches, "0"), asked(tenant, await converse(store, tenant)))
     assert caches.created == 0
 
 
 @pytest.mark.parametrize(
     ("failure", "kept", "prolonged"), [(None, True, 1), (CacheGone(), False, 0), (ProviderUnavailable(), True, 0)]
 )
-async def test_a_cache_that_cannot_be_prolonged_is_kept_unless_it_is_gone(
+async def test_a_cache_that_cannot_be_extended_is_kept_unless_it_is_missing(
     register: PostgresCacheRegister,
     store: PostgresStore,
     tenant: Tenant,
@@ -177,34 +177,34 @@ async def test_a_cache_that_cannot_be_prolonged_is_kept_unless_it_is_gone(
     conversation = await converse(store, tenant)
     cache = await add(register, tenant, conversation, expires_at=in_an_hour(5))
     caches = FakeCaches(failure=failure)
-    await tell(keeper_of(register, caches), asked(tenant, conversation, cache))
+    await observe(keeper_of(register, caches), asked(tenant, conversation, cache))
     assert (await used_by(store, tenant, conversation) is not None) is kept
     assert caches.prolonged == prolonged
 
 
-async def test_a_cache_that_cannot_be_removed_is_tried_again(
+async def test_deleting_a_cache_is_retried(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant, database: Database
 ) -> None:
     conversation = await converse(store, tenant)
     await add(register, tenant, conversation)
     await store.erase_conversation(tenant.id, conversation)
     caches = FakeCaches(failure=ProviderUnavailable(), names=["cachedContents/1"])
-    keeper = keeper_of(register, caches)
-    assert await keeper.sweep() == 0
+    maintainer = keeper_of(register, caches)
+    assert await maintainer.sweep() == 0
     assert await register.measure_caches() == {MODEL: 5_000}
     async with database.connection() as connection:
         await connection.execute("UPDATE provider_caches SET removing_at = removing_at - interval '6 minutes'")
     caches.failure = None
-    assert await keeper.sweep() == 1
+    assert await maintainer.sweep() == 1
     assert (caches.names, await register.measure_caches()) == ([], {})
 
 
-async def test_a_keeper_of_nothing_watches_nothing(register: PostgresCacheRegister) -> None:
+async def test_a_maintainer_without_providers_observes_nothing(register: PostgresCacheRegister) -> None:
     async with asyncio.timeout(5):
         await CacheMaintainer(register, {}, TokenEstimate(), budget_usd_per_hour=Decimal(1)).watch()
 
 
-async def test_closing_ends_what_is_under_way(
+async def test_closing_cancels_running_work(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant
 ) -> None:
     creating, never = asyncio.Event(), asyncio.Event()
@@ -213,10 +213,10 @@ async def test_closing_ends_what_is_under_way(
         creating.set()
         await never.wait()
 
-    keeper = keeper_of(register, FakeCaches(on_create=create_for_ever))
-    keeper.observe_call(asked(tenant, await converse(store, tenant)))
+    maintainer = keeper_of(register, FakeCaches(on_create=create_for_ever))
+    maintainer.observe_call(asked(tenant, await converse(store, tenant)))
     async with asyncio.timeout(5):
         await creating.wait()
-        await keeper.close()
-        await keeper.settle()
+        await maintainer.close()
+        await maintainer.settle()
     assert "cache keeper" not in {task.get_name() for task in asyncio.all_tasks()}

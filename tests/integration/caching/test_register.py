@@ -1,4 +1,4 @@
-"""The register of explicit caches: shared, counted, and nothing in it is forgotten."""
+"""The register of explicit caches: shared, counted, and complete."""
 
 import asyncio
 from dataclasses import replace
@@ -32,7 +32,7 @@ def register(database: Database) -> PostgresCacheRegister:
     return PostgresCacheRegister(database)
 
 
-async def test_a_cache_comes_with_what_its_users_load(
+async def test_a_cache_is_loaded_with_the_payload_of_its_users(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant
 ) -> None:
     first, second, third = [await converse(store, tenant) for _ in range(3)]
@@ -72,7 +72,7 @@ async def test_a_cache_is_for_its_own_key_and_tenant(
         await register.join_cache(tenant.id, new_id(CONVERSATION), KEY)
 
 
-async def test_of_many_that_want_to_make_one_at_once_one_may(
+async def test_only_one_of_concurrent_creators_gets_the_reservation(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant
 ) -> None:
     places = await asyncio.gather(*(reserve(register, tenant) for _ in range(4)))
@@ -86,10 +86,10 @@ async def test_of_many_that_want_to_make_one_at_once_one_may(
     assert await reserve(register, tenant) is None
 
 
-async def test_places_that_are_given_out_at_once_do_not_pass_a_limit_together(
+async def test_concurrent_reservations_do_not_exceed_a_limit_together(
     register: PostgresCacheRegister, tenant: Tenant
 ) -> None:
-    """Each of eight would fit by itself; together they have room for three."""
+    """Each of eight would fit alone; together they have room for three."""
     keys = [replace(KEY, prefix_hash=bytes([number])) for number in range(8)]
     places = await asyncio.gather(
         *(
@@ -107,7 +107,7 @@ async def test_places_that_are_given_out_at_once_do_not_pass_a_limit_together(
     assert await register.measure_caches() == {MODEL: 3_000}
 
 
-async def test_a_place_that_was_not_filled_is_claimed_after_a_while_and_cannot_be_filled_then(
+async def test_an_unused_reservation_expires_and_cannot_be_used_afterwards(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant, database: Database
 ) -> None:
     place = await reserve(register, tenant)
@@ -123,7 +123,7 @@ async def test_a_place_that_was_not_filled_is_claimed_after_a_while_and_cannot_b
     assert await reserve(register, tenant) not in {None, place}
 
 
-async def test_one_whose_time_is_over_gives_way(
+async def test_an_expired_cache_is_replaced(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await converse(store, tenant)
@@ -144,7 +144,7 @@ async def test_a_conversation_uses_one_cache(
         assert await connection.fetchval("SELECT count(*) FROM provider_cache_uses") == 0
 
 
-async def test_what_nobody_uses_is_claimed_once_until_its_claim_is_old(
+async def test_an_unused_cache_is_claimed_for_deletion_once_until_the_claim_expires(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant, database: Database
 ) -> None:
     conversation = await converse(store, tenant)
@@ -162,7 +162,7 @@ async def test_what_nobody_uses_is_claimed_once_until_its_claim_is_old(
     assert await register.claim_unused_caches(["a"]) == [cache]
 
 
-async def test_another_epoch_is_the_end_of_a_use(
+async def test_another_epoch_ends_the_use(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await converse(store, tenant)

@@ -27,7 +27,7 @@ def env(database: Database, database_options: DatabaseOptions, tmp_path: Path) -
     return {"STRATA_DATABASE_URL": database_options.url, "STRATA_DATA_DIR": str(tmp_path)}
 
 
-async def talked(store: PostgresStore, tenant: Tenant, text: str = NASTY) -> str:
+async def store_conversation(store: PostgresStore, tenant: Tenant, text: str = NASTY) -> str:
     conversation = await create_conversation(store, tenant.id)
     await take_exchange(store, tenant.id, conversation.id, text)
     return conversation.id
@@ -46,7 +46,7 @@ def run(
 async def test_an_export_of_all_conversations_can_be_imported(
     env: dict[str, str], store: PostgresStore, database: Database, tenant: Tenant, tmp_path: Path, name: str
 ) -> None:
-    ids = [await talked(store, tenant, f"{NASTY} {number}") for number in range(3)]
+    ids = [await store_conversation(store, tenant, f"{NASTY} {number}") for number in range(3)]
     before = [await rows_of(database, conversation_id) for conversation_id in ids]
     file = str(tmp_path / name)
     assert "3 conversations exported." in run(env, "export", "--all", "-o", file)[1]
@@ -68,14 +68,14 @@ async def test_an_export_of_all_conversations_can_be_imported(
 async def test_imported_conversations_are_found_at_once_and_both_actions_are_audited(
     env: dict[str, str], store: PostgresStore, database: Database, tenant: Tenant, tmp_path: Path
 ) -> None:
-    ids = [await talked(store, tenant, f"Where is order number{number}?") for number in range(2)]
+    ids = [await store_conversation(store, tenant, f"Where is order number{number}?") for number in range(2)]
     file = str(tmp_path / "all.jsonl")
     run(env, "export", ids[0], "-o", file)
     await store.erase_conversation(tenant.id, ids[0])
     run(env, "import", file, "--tenant", "acme", "--dry-run")
     run(env, "import", file, "--tenant", "acme")
     run(env, "import", file, "--tenant", "acme", code=65)
-    # No indexer has run: it came indexed.
+    # No indexer has run: the import has indexed it.
     page = await PostgresInspector(database).list_conversations(tenant.id, filters=InspectionFilter(text="number0"))
     assert [(item.id, item.is_counted) for item in page.items] == [(ids[0], True)]
     entries = (await PostgresAuditLog(database).list_entries(tenant.id, AuditFilter(object_id=ids[0]))).items
@@ -94,8 +94,8 @@ async def test_imported_conversations_are_found_at_once_and_both_actions_are_aud
 async def test_an_export_can_be_piped(
     env: dict[str, str], store: PostgresStore, database: Database, tenant: Tenant, key_ring: KeyRing
 ) -> None:
-    ours = await talked(store, tenant)
-    theirs = await talked(store, await key_ring.create_tenant("other"))
+    ours = await store_conversation(store, tenant)
+    theirs = await store_conversation(store, await key_ring.create_tenant("other"))
     printed, _ = run(env, "export", ours, is_apart=True)
     assert printed.encode() == b"".join(await export_lines(database, tenant.id, ours))
     printed, _ = run(env, "export", "--all", "--tenant", "other")
@@ -109,12 +109,12 @@ async def test_an_export_can_be_piped(
 async def test_a_conversation_with_a_running_turn_is_skipped_and_reported(
     env: dict[str, str], store: PostgresStore, tenant: Tenant, tmp_path: Path
 ) -> None:
-    ready, busy = await talked(store, tenant), await talked(store, tenant)
+    ready, busy = await store_conversation(store, tenant), await store_conversation(store, tenant)
     await accept(store, tenant.id, user_input(busy, "Again"))
     file = tmp_path / "all.jsonl"
-    _, said = run(env, "export", "--all", "-o", str(file), code=1)
-    assert "1 conversations exported." in said
-    assert f"{busy}: not exported" in said
+    _, output = run(env, "export", "--all", "-o", str(file), code=1)
+    assert "1 conversations exported." in output
+    assert f"{busy}: not exported" in output
     assert ready in file.read_text()
     run(env, "export", busy, "-o", str(tmp_path / "one.jsonl"), code=65)
     assert not [name for name in ("one.jsonl", "one.jsonl.part") if (tmp_path / name).exists()]
@@ -123,7 +123,7 @@ async def test_a_conversation_with_a_running_turn_is_skipped_and_reported(
 async def test_an_unreadable_file_imports_nothing(
     env: dict[str, str], store: PostgresStore, tenant: Tenant, tmp_path: Path
 ) -> None:
-    ids = [await talked(store, tenant), await talked(store, tenant)]
+    ids = [await store_conversation(store, tenant), await store_conversation(store, tenant)]
     whole = run(env, "export", *ids)[0].encode()
     for conversation_id in ids:
         await store.erase_conversation(tenant.id, conversation_id)
@@ -163,8 +163,8 @@ def test_an_invalid_command_line_is_rejected_with_a_message(
 async def test_an_admin_key_exports_only_conversations_of_its_tenant(
     strata_server: StrataServer, database: Database, store: PostgresStore
 ) -> None:
-    conversation_id = await talked(store, strata_server.tenant)
-    other = await talked(store, await strata_server.key_ring.create_tenant("other"))
+    conversation_id = await store_conversation(store, strata_server.tenant)
+    other = await store_conversation(store, await strata_server.key_ring.create_tenant("other"))
 
     async with httpx2.AsyncClient(base_url=strata_server.url) as client:
 

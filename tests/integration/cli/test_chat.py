@@ -22,7 +22,7 @@ def env(strata_server: StrataServer) -> dict[str, str]:
 
 
 async def pipe(*options: str, lines: str, env: Mapping[str, str]) -> tuple[int | None, str, str]:
-    """`strata chat` with something else than a terminal: exit code, output, errors."""
+    """`strata chat` without a terminal: exit code, output, errors."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -40,7 +40,7 @@ async def pipe(*options: str, lines: str, env: Mapping[str, str]) -> tuple[int |
 
 
 async def test_a_chat_in_a_terminal(env: dict[str, str], emulated: EmulatedProviders) -> None:
-    emulated.gemini.says(Reply(thinking="Let me greet.", text="Good \x1b[31mday\x1b[0m to you."))
+    emulated.gemini.queue_replies(Reply(thinking="Let me greet.", text="Good \x1b[31mday\x1b[0m to you."))
     async with open_terminal("chat", env=env) as terminal:
         conversation = await terminal.shows(r"(conv_\w+) · chat · gemini")
         await terminal.shows(PROMPT)
@@ -50,14 +50,14 @@ async def test_a_chat_in_a_terminal(env: dict[str, str], emulated: EmulatedProvi
         await terminal.shows(r"turn 2 · [\d,]+ in \(0 % cached\) · \d+ out")
         assert "One\ntwo\nthree" in str(emulated.gemini.requests()[-1]["body"]).replace("\\n", "\n")
 
-        # Ctrl-C clears the line, and the program stays.
+        # Ctrl-C clears the line, and the program continues.
         await terminal.shows(PROMPT)
         terminal.press(f"nonsense{CTRL_C}/help\r")
         await terminal.shows("/fork N")
 
         # While a turn runs it cancels the turn.
         await terminal.shows(PROMPT)
-        emulated.gemini.fails(FaultKind.SILENCE, after_chunks=4)
+        emulated.gemini.inject_fault(FaultKind.SILENCE, after_chunks=4)
         terminal.press("Tell me a story.\r")
         await terminal.shows("The user asks")
         terminal.press(CTRL_C)
@@ -80,7 +80,7 @@ async def test_a_chat_in_a_terminal(env: dict[str, str], emulated: EmulatedProvi
 
 
 async def test_a_demo_tool_runs_in_the_chat(env: dict[str, str], emulated: EmulatedProviders) -> None:
-    emulated.gemini.says(Reply(tool_calls=(ToolCall(name="get_time", arguments={}),)))
+    emulated.gemini.queue_replies(Reply(tool_calls=(ToolCall(name="get_time", arguments={}),)))
     async with open_terminal("chat", "--tools", "demo", env={**env, "NO_COLOR": "1"}) as terminal:
         await terminal.shows(PROMPT)
         terminal.press("What time is it?\r")
@@ -94,7 +94,7 @@ async def test_a_demo_tool_runs_in_the_chat(env: dict[str, str], emulated: Emula
 
 
 async def test_a_running_turn_is_followed(env: dict[str, str], emulated: EmulatedProviders) -> None:
-    emulated.gemini.fails(FaultKind.SILENCE, after_chunks=4)
+    emulated.gemini.inject_fault(FaultKind.SILENCE, after_chunks=4)
     async with open_terminal("chat", env=env) as first:
         conversation = await first.shows(r"(conv_\w+) · ")
         await first.shows(PROMPT)
@@ -110,14 +110,16 @@ async def test_a_running_turn_is_followed(env: dict[str, str], emulated: Emulate
 
 
 async def test_a_pipe_gets_an_answer_per_line(env: dict[str, str], emulated: EmulatedProviders) -> None:
-    emulated.gemini.says(Reply(thinking="Hm.", text="First answer."), Reply(thinking="Hm.", text="Second\x07 answer."))
+    emulated.gemini.queue_replies(
+        Reply(thinking="Hm.", text="First answer."), Reply(thinking="Hm.", text="Second\x07 answer.")
+    )
     code, out, err = await pipe(lines="One.\n\nTwo.", env=env)
     assert (code, out) == (0, "First answer.\nSecond␇ answer.\n")
     assert "strata chat --conversation conv_" in err
 
 
 async def test_a_turn_that_fails_ends_a_pipe_with_1(env: dict[str, str], emulated: EmulatedProviders) -> None:
-    emulated.gemini.fails(FaultKind.CUT, after_chunks=4)
+    emulated.gemini.inject_fault(FaultKind.CUT, after_chunks=4)
     code, _, err = await pipe(lines="One.\nTwo.\n", env=env)
     assert code == 1
     assert "[provider_disconnected]" in err

@@ -98,7 +98,7 @@ def test_an_invalid_setting_is_rejected_without_its_value(
     assert "hunter2" not in result.stderr
 
 
-def test_the_schema_is_shown_checked_and_left_alone(env: dict[str, str]) -> None:
+def test_the_schema_is_shown_checked_and_unchanged(env: dict[str, str]) -> None:
     current = strata_here("migrate", "current", env=env)
     head = re.search(r"release: +(\S+)", current.stdout)
     assert head is not None

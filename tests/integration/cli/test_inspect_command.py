@@ -16,7 +16,7 @@ from server.postgres.store import PostgresStore
 from server.providers.choice import GEMINI
 from tests.conftest import StrataServer
 from tests.support.builders import NASTY, create_conversation, take_exchange
-from tests.support.conversation_driver import asks, begin_walk, tells
+from tests.support.conversation_driver import start_driver, text_reply, tool_reply
 from tests.support.emulators import EmulatedProviders
 from tests.support.strata_process import strata, strata_here
 
@@ -46,7 +46,7 @@ async def test_conversations_are_listed_with_filters_and_without_controls(
 
     listed = strata("inspect", "list", "--provider", "gemini", "--tenant", "acme", env=env).stdout
     assert conversation.id in listed
-    # However long the text is, no number is cut for it.
+    # A long text does not cut off the numbers.
     assert re.search(r"│ +2 │ +\d[\d,]* │ +[\d.]+ │ \d{4}-\d\d-\d\d", listed)
     assert "\x1b" not in listed
     assert "\u202e" not in listed
@@ -61,14 +61,14 @@ async def test_conversations_are_listed_with_filters_and_without_controls(
     assert "\x00" not in timeline
 
 
-async def test_a_call_is_shown_with_its_proof_and_its_bytes(
+async def test_a_call_is_shown_with_its_verification_and_its_bytes(
     strata_server: StrataServer, emulated: EmulatedProviders, env: dict[str, str]
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI)
-    await walk.task("How is Oslo?", asks("Oslo"), tells("Cold."))
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, GEMINI)
+    await driver.task("How is Oslo?", tool_reply("Oslo"), text_reply("Cold."))
 
-    text = shown(env, "call", walk.conversation_id, "4")
-    for said in (
+    text = shown(env, "call", driver.conversation_id, "4")
+    for message in (
         "outcome   answered [end_turn]. The model finished. HTTP 200.",
         "request   equal, ",
         "cache     less than possible, expected 0, read 0 [below_minimum].",
@@ -78,21 +78,21 @@ async def test_a_call_is_shown_with_its_proof_and_its_bytes(
         "turn 4 thinking, received: unsigned",
         "Cold.",
     ):
-        assert said in text
-    call = json.loads(shown(env, "call", walk.conversation_id, "4", "--json"))
-    request = shown(env, "call", walk.conversation_id, "4", "--request")
+        assert message in text
+    call = json.loads(shown(env, "call", driver.conversation_id, "4", "--json"))
+    request = shown(env, "call", driver.conversation_id, "4", "--request")
     assert hashlib.sha256(request.encode()).hexdigest() == call["request"]["stored_hash"]
-    assert shown(env, "call", walk.conversation_id, "4", "--response").startswith("data: ")
+    assert shown(env, "call", driver.conversation_id, "4", "--response").startswith("data: ")
 
 
 async def test_a_failed_call_is_shown_without_controls(
     strata_server: StrataServer, emulated: EmulatedProviders, env: dict[str, str], database: Database
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI)
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, GEMINI)
     hostile = "\x1b[31m[bold]red[/bold]\x9b\u202e\x07"
-    await walk.task(hostile, asks(hostile), tells(hostile))
-    emulated[GEMINI].fails(FaultKind.BAD_AUTH)
-    await walk.task(hostile, tells(hostile))
+    await driver.task(hostile, tool_reply(hostile), text_reply(hostile))
+    emulated[GEMINI].inject_fault(FaultKind.BAD_AUTH)
+    await driver.task(hostile, text_reply(hostile))
     async with database.connection() as connection:
         await connection.execute("UPDATE turns SET native = convert_to('{}', 'UTF8') WHERE seq = 2")
         await connection.execute(
@@ -101,9 +101,9 @@ async def test_a_failed_call_is_shown_without_controls(
             json.dumps([{"kind": hostile, "note": hostile}]),
         )
 
-    failed = shown(env, "call", walk.conversation_id, "6")
+    failed = shown(env, "call", driver.conversation_id, "6")
     assert "outcome   failed [provider_authentication]." in failed
-    hurt = shown(env, "call", walk.conversation_id, "4")
+    hurt = shown(env, "call", driver.conversation_id, "4")
     assert "request   different, first at block 4" in hurt
     assert "[bold]red[/bold]" in hurt
     for text in (failed, hurt):
@@ -111,7 +111,7 @@ async def test_a_failed_call_is_shown_without_controls(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("conversation", "conv_x"), "conversation_not_found"),
         (("call", "conv_x", "2"), "conversation_not_found"),
@@ -123,9 +123,9 @@ async def test_a_failed_call_is_shown_without_controls(
     ],
 )
 def test_an_unknown_conversation_or_call_is_an_error(
-    env: dict[str, str], arguments: tuple[str, ...], said: str
+    env: dict[str, str], arguments: tuple[str, ...], message: str
 ) -> None:
     result = strata_here("inspect", *arguments, env=env)
 
     assert result.returncode != 0
-    assert said in result.stderr
+    assert message in result.stderr

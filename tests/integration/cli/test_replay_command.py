@@ -22,14 +22,14 @@ from server.postgres.replay.conversation_choice import ConversationChoice, find_
 from server.providers.choice import ANTHROPIC, GEMINI
 from server.replay.verify.recorded_calls import CallFilter
 from tests.conftest import StrataServer
-from tests.support.conversation_driver import Walk, asks, begin_walk, tells
+from tests.support.conversation_driver import ConversationDriver, start_driver, text_reply, tool_reply
 from tests.support.emulators import MODELS, EmulatedProviders
 from tests.support.strata_process import StrataProcess, strata, wait_until
 
 
 @pytest.fixture
 def env(database: Database, database_options: DatabaseOptions, tmp_path: Path) -> dict[str, str]:  # noqa: ARG001  reason: emptied first
-    """Without any key, and providers where nobody listens: whoever asked one would hear of it."""
+    """Without any key, and with provider addresses without a listener: a call of a provider would fail."""
     return {
         "STRATA_DATABASE_URL": database_options.url,
         "STRATA_DATA_DIR": str(tmp_path),
@@ -39,42 +39,42 @@ def env(database: Database, database_options: DatabaseOptions, tmp_path: Path) -
 
 
 @pytest.fixture
-async def walks(strata_server: StrataServer, emulated: EmulatedProviders) -> list[Walk]:
-    """Of each provider one with two calls and one with one, the last with an image."""
+async def drivers(strata_server: StrataServer, emulated: EmulatedProviders) -> list[ConversationDriver]:
+    """For each provider a conversation with two calls and one with one call, the last with an image."""
     program, tenant_id = strata_server.program, strata_server.tenant.id
-    walks = [await begin_walk(program, tenant_id, emulated, provider) for provider in (GEMINI, ANTHROPIC) * 2]
-    for walk in walks[:2]:
-        await walk.task("First.", asks("Oslo"), tells("Cold."))
-    for walk in walks[2:]:
-        await walk.task("First.", tells("Cold."), picture=walk is walks[-1])
-    return walks
+    drivers = [await start_driver(program, tenant_id, emulated, provider) for provider in (GEMINI, ANTHROPIC) * 2]
+    for driver in drivers[:2]:
+        await driver.task("First.", tool_reply("Oslo"), text_reply("Cold."))
+    for driver in drivers[2:]:
+        await driver.task("First.", text_reply("Cold."), picture=driver is drivers[-1])
+    return drivers
 
 
 def verify(env: dict[str, str], *options: str, code: int = 0) -> tuple[dict[str, Any], str]:
-    """The report, and what was said."""
+    """The report and the output of the command."""
     report = Path(env["STRATA_DATA_DIR"]) / "report.json"
     result = strata("replay", "verify", "--json", str(report), *options, env=env)
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr
-    said = result.stdout + result.stderr
-    return (json.loads(report.read_text()) if code in {0, 1} else {}), said
+    message = result.stdout + result.stderr
+    return (json.loads(report.read_text()) if code in {0, 1} else {}), message
 
 
-async def flip(database: Database, walk: Walk) -> None:
-    """One byte of the conversation's first answer."""
+async def flip(database: Database, driver: ConversationDriver) -> None:
+    """Flip one byte of the first answer of the conversation."""
     async with database.connection() as connection:
         await connection.execute(
             "UPDATE calls SET raw_response = set_byte(raw_response, 30, 255 - get_byte(raw_response, 30)) "
             "WHERE conversation_id = $1 AND turn_seq = 2",
-            decode_id(CONVERSATION, walk.conversation_id),
+            decode_id(CONVERSATION, driver.conversation_id),
         )
 
 
 async def test_everything_stored_is_verified_and_one_changed_byte_is_reported(
-    env: dict[str, str], database: Database, walks: list[Walk]
+    env: dict[str, str], database: Database, drivers: list[ConversationDriver]
 ) -> None:
-    report, said = verify(env, "--workers", "2")
-    assert "No mismatch in 6 calls of 4 conversations" in said
+    report, message = verify(env, "--workers", "2")
+    assert "No mismatch in 6 calls of 4 conversations" in message
     assert report["counts"].pop("raw_bytes") > 1_000
     assert report["counts"] == {
         "conversation_count": 4,
@@ -89,20 +89,20 @@ async def test_everything_stored_is_verified_and_one_changed_byte_is_reported(
     }
     assert not (Path(env["STRATA_DATA_DIR"]) / "replay-verify.json").exists()
 
-    for walk in walks[:2]:
-        await flip(database, walk)
+    for driver in drivers[:2]:
+        await flip(database, driver)
     provider = ("--provider", ANTHROPIC, "--from", "1h", "--tenant", "acme", "--no-requests")
-    report, said = verify(env, "--workers", "1", *provider, code=1)
+    report, message = verify(env, "--workers", "1", *provider, code=1)
     [mismatch] = report["mismatches"]
-    assert (mismatch["conversation_id"], mismatch["turn_seq"]) == (walks[1].conversation_id, 2)
+    assert (mismatch["conversation_id"], mismatch["turn_seq"]) == (drivers[1].conversation_id, 2)
     assert (mismatch["attempt"], mismatch["subject"]) == (1, "bytes")
-    assert f"{walks[1].conversation_id} turn 2 attempt 1  bytes  raw_response" in said
-    assert "1 mismatch in 3 calls of 2 conversations" in said
+    assert f"{drivers[1].conversation_id} turn 2 attempt 1  bytes  raw_response" in message
+    assert "1 mismatch in 3 calls of 2 conversations" in message
     assert (report["counts"]["answer_count"], report["counts"]["request_count"]) == (2, 0)
 
 
-async def test_only_chosen_conversations_are_verified(database: Database, walks: list[Walk]) -> None:
-    ids = sorted(walk.conversation_id for walk in walks)
+async def test_only_chosen_conversations_are_verified(database: Database, drivers: list[ConversationDriver]) -> None:
+    ids = sorted(driver.conversation_id for driver in drivers)
     last_id = await find_last_id(database)
     assert last_id == ids[-1]
 
@@ -111,15 +111,15 @@ async def test_only_chosen_conversations_are_verified(database: Database, walks:
         return [each.id async for each in list_choice(database, wanted, after_id=after_id) if each.is_chosen]
 
     now = datetime.now(UTC)
-    gemini = sorted(walk.conversation_id for walk in walks[::2])
+    gemini = sorted(driver.conversation_id for driver in drivers[::2])
     assert await chosen() == ids
     assert await chosen(ids[1]) == ids[2:]
     assert await chosen(last_id=ids[2]) == ids[:3]
     assert await chosen(calls=CallFilter(provider=GEMINI)) == gemini
     assert await chosen(calls=CallFilter(model=MODELS[GEMINI], started_after=now - timedelta(hours=1))) == gemini
     assert await chosen(calls=CallFilter(started_after=now + timedelta(hours=1))) == []
-    assert await chosen(assistant_id=walks[2].assistant_id) == [walks[2].conversation_id]
-    assert await chosen(tenant_id=walks[0].tenant_id) == ids
+    assert await chosen(assistant_id=drivers[2].assistant_id) == [drivers[2].conversation_id]
+    assert await chosen(tenant_id=drivers[0].tenant_id) == ids
     assert await chosen(tenant_id=new_id(TENANT)) == []
     state = VerifyState(database_mark="", choice=ConversationChoice(last_id=last_id))
     drawn = [await draw_sample(database, state, 2, seed) for seed in range(20)]
@@ -141,9 +141,9 @@ def test_an_invalid_command_line_is_rejected_with_a_message(env: dict[str, str])
         (["--state", "/proc/nowhere/at/all.json"], 74, "cannot be written"),
         (["--json", "/proc/nowhere.json"], 74, "cannot be written"),
     ):
-        said = CliRunner().invoke(main, ["replay", "verify", *options], env=env)
-        assert said.exit_code == code, (options, said.output)
-        assert sentence in " ".join(said.output.split()), options
+        message = CliRunner().invoke(main, ["replay", "verify", *options], env=env)
+        assert message.exit_code == code, (options, message.output)
+        assert sentence in " ".join(message.output.split()), options
 
 
 def test_a_run_is_not_resumed_from_an_unsuitable_file(env: dict[str, str]) -> None:
@@ -160,21 +160,21 @@ def test_a_run_is_not_resumed_from_an_unsuitable_file(env: dict[str, str]) -> No
         (json.dumps({**whole, "database": "tenant_x"}), "another database"),
     ):
         file.write_text(text)
-        said = CliRunner().invoke(main, ["replay", "verify", "--resume"], env=env)
-        assert said.exit_code == 2, said.output
-        assert sentence in " ".join(said.output.split()), text
+        message = CliRunner().invoke(main, ["replay", "verify", "--resume"], env=env)
+        assert message.exit_code == 2, message.output
+        assert sentence in " ".join(message.output.split()), text
         assert file.read_text() == text
 
 
 async def test_a_stopped_run_is_resumed_with_its_counts(
-    env: dict[str, str], database: Database, walks: list[Walk]
+    env: dict[str, str], database: Database, drivers: list[ConversationDriver]
 ) -> None:
-    await flip(database, walks[0])
+    await flip(database, drivers[0])
     async with database.connection() as connection:
-        # As long ones, each is a batch by itself.
+        # As long conversations, each is a separate batch.
         await connection.execute("UPDATE conversations SET next_seq = 1001")
     file = Path(env["STRATA_DATA_DIR"]) / "replay-verify.json"
-    third = sorted(walk.conversation_id for walk in walks)[2]
+    third = sorted(driver.conversation_id for driver in drivers)[2]
 
     def is_there() -> bool:
         return file.exists() and json.loads(file.read_text())["place"] == third
@@ -188,7 +188,7 @@ async def test_a_stopped_run_is_resumed_with_its_counts(
         assert is_there()
         with StrataProcess("replay", "verify", "--resume", "--workers", "1", env=env) as process:
             wait_until(lambda: _has_worker(process), "a worker to begin")
-            # The newest is the worker; the other one looks after what processes share.
+            # The newest is the worker; the other one is the resource tracker of multiprocessing.
             os.kill(_processes_of(process.pid)[-1], signal.SIGKILL)
             assert process.wait() == 70, process.output
         assert "A worker process ended unexpectedly. Use --resume to continue" in process.output
@@ -199,36 +199,36 @@ async def test_a_stopped_run_is_resumed_with_its_counts(
             process.send(signal.SIGKILL)
             assert process.wait() == -signal.SIGKILL
         assert is_there()
-        # Nobody of it is left who would read on.
+        # No process of the run is left.
         wait_until(lambda: not _processes_of(process.pid), "its workers to leave")
     report, _ = verify(env, "--resume", "--workers", "1", code=1)
     assert (report["counts"]["conversation_count"], report["counts"]["call_count"]) == (4, 6)
     flipped = [each["conversation_id"] for each in report["mismatches"] if each["position"] == "raw_response"]
-    assert flipped == [walks[0].conversation_id]
+    assert flipped == [drivers[0].conversation_id]
     # Beside it, none of the conversations is as long as it says.
-    assert report["counts"]["mismatch_count"] == 1 + len(walks)
+    assert report["counts"]["mismatch_count"] == 1 + len(drivers)
     assert not file.exists()
 
 
 @asynccontextmanager
 async def locked(database: Database, table: str) -> AsyncIterator[None]:
-    """Whoever reads the table waits."""
+    """Block every reader of the table."""
     async with database.transaction() as connection:
-        # This one does nothing else, for longer than the server lets its own transactions do nothing.
+        # This connection is idle for longer than the server allows its own transactions.
         await connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         await connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
         yield
 
 
 def _has_worker(process: StrataProcess) -> bool:
-    """Beside the command, and beside who looks after what its processes share."""
+    """Next to the command and the resource tracker of multiprocessing."""
     processes = _processes_of(process.pid)
     assert processes, process.output
     return len(processes) > 2
 
 
 def _processes_of(session: int) -> list[int]:
-    """The processes of a session that still run, in the order of their start: numbers begin again at some point."""
+    """The running processes of a session, in the order of their start: pids may be reused."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

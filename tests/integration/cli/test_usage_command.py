@@ -30,7 +30,7 @@ def env(database: Database, database_options: DatabaseOptions, tmp_path: Path) -
 async def spend(
     store: PostgresStore, tenant: Tenant, name: str, *, calls: int = 1, cost: str | None = "0.25", at: datetime = TODAY
 ) -> tuple[str, str]:
-    """An assistant of this name, and a conversation with so many calls."""
+    """Create an assistant of this name, and a conversation with this many calls."""
     assistant = await create_assistant(store, tenant.id, name=name)
     conversation = await store.create_conversation(tenant.id, ConversationDraft(assistant_id=assistant.id))
     for _ in range(calls):

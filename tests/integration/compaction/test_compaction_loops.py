@@ -1,4 +1,4 @@
-"""A compaction that meets a task: all calls of a tool loop belong to one epoch, whichever of the two comes first."""
+"""A compaction concurrent with a task: all calls of a tool loop belong to one epoch, in any order of events."""
 
 from collections.abc import Awaitable, Callable
 from itertools import groupby, pairwise
@@ -16,12 +16,12 @@ from server.postgres.store import PostgresStore
 from tests.conftest import StrataServer
 from tests.support.compaction_driver import build_compactor
 from tests.support.conversation_driver import (
-    Walk,
-    asks,
+    ConversationDriver,
     assert_all_accepted,
     assert_rebuilds,
-    begin_walk,
-    tells,
+    start_driver,
+    text_reply,
+    tool_reply,
     withheld_by,
 )
 from tests.support.emulators import BOTH, EmulatedProviders
@@ -44,140 +44,142 @@ class InterruptedStore(PostgresStore):
         await super().begin_epoch(*args, **more)
 
 
-def interruptible(walk: Walk) -> tuple[Compactor, InterruptedStore]:
-    store = walk.program.store
+def interruptible(driver: ConversationDriver) -> tuple[Compactor, InterruptedStore]:
+    store = driver.program.store
     assert isinstance(store, PostgresStore)
     interrupted = InterruptedStore(store)
-    return build_compactor(walk.program, Observed(), store=interrupted), interrupted
+    return build_compactor(driver.program, Observed(), store=interrupted), interrupted
 
 
-async def epochs_of_loops(walk: Walk) -> list[list[int]]:
-    """For each user task the epochs of its calls."""
+async def epochs_of_loops(driver: ConversationDriver) -> list[list[int]]:
+    """The epochs of the calls of each user task."""
     task = 0
     tasks: dict[int, int] = {}
-    for turn in await walk.turns():
+    for turn in await driver.turns():
         task = turn.seq if isinstance(turn, UserTaskTurn) else task
         tasks[turn.seq] = task
-    calls = await walk.calls()
+    calls = await driver.calls()
     return [[call.start.epoch for call in loop] for _, loop in groupby(calls, key=lambda call: tasks[call.turn_seq])]
 
 
-async def assert_loops_keep_their_epoch(walk: Walk) -> None:
-    """But for the epoch that begins when the provider rejects signatures."""
+async def assert_loops_keep_their_epoch(driver: ConversationDriver) -> None:
+    """Except for the epoch that begins when the provider rejects signatures."""
     rejected = {
         call.start.epoch
-        for call in await walk.calls()
+        for call in await driver.calls()
         if any(warning["kind"] == "signatures_rejected" for warning in call.start.warnings)
     }
-    for loop in await epochs_of_loops(walk):
+    for loop in await epochs_of_loops(driver):
         assert all(one == other or other in rejected for one, other in pairwise(loop)), loop
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_a_task_that_comes_between_decision_and_write_keeps_its_epoch(
+async def test_a_task_between_decision_and_write_keeps_its_epoch(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider, settings=SETTINGS)
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, provider, settings=SETTINGS)
     for number in range(1, 4):
-        await walk.task(f"Task {number}.", tells(f"Answer {number}."))
-    compactor, store = interruptible(walk)
-    store.first = lambda: walk.task("Task 4.", asks("Oslo"))
-    report = await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
+        await driver.task(f"Task {number}.", text_reply(f"Answer {number}."))
+    compactor, store = interruptible(driver)
+    store.first = lambda: driver.task("Task 4.", tool_reply("Oslo"))
+    report = await compactor.compact(driver.tenant_id, driver.conversation_id, force=True)
     assert store.first is None
     assert (report.outcome, report.reason) == (CompactionOutcome.UNCHANGED, "blocked_by_open_call")
-    await walk.answer(asks("Bergen"))
-    await walk.answer(tells("Answer 4."))
-    assert (await epochs_of_loops(walk))[-1] == [1, 1, 1]
-    assert [withheld_by(call) for call in await walk.calls()] == [{}] * 6
-    report = await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
+    await driver.answer(tool_reply("Bergen"))
+    await driver.answer(text_reply("Answer 4."))
+    assert (await epochs_of_loops(driver))[-1] == [1, 1, 1]
+    assert [withheld_by(call) for call in await driver.calls()] == [{}] * 6
+    report = await compactor.compact(driver.tenant_id, driver.conversation_id, force=True)
     assert report.outcome is CompactionOutcome.COMPACTED
     assert_all_accepted(emulated[provider].requests())
-    await assert_rebuilds(walk)
+    await assert_rebuilds(driver)
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_a_whole_exchange_between_decision_and_write_does_not_stop_a_compaction(
+async def test_an_exchange_between_decision_and_write_does_not_prevent_a_compaction(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider, settings=SETTINGS)
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, provider, settings=SETTINGS)
     for number in range(1, 4):
-        await walk.task(f"Task {number}.", tells(f"Answer {number}."))
-    compactor, store = interruptible(walk)
-    store.first = lambda: walk.task("Task 4.", asks("Oslo"), tells("Answer 4."))
-    report = await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
-    # It decides again: the exchange that has come stays, and the one that would have stayed goes.
+        await driver.task(f"Task {number}.", text_reply(f"Answer {number}."))
+    compactor, store = interruptible(driver)
+    store.first = lambda: driver.task("Task 4.", tool_reply("Oslo"), text_reply("Answer 4."))
+    report = await compactor.compact(driver.tenant_id, driver.conversation_id, force=True)
+    # It decides again: the new exchange stays, and the one that would have stayed is moved.
     assert (report.outcome, report.last_seq) == (CompactionOutcome.COMPACTED, 6)
-    await walk.task("Task 5.", tells("Answer 5."))
-    await assert_loops_keep_their_epoch(walk)
-    await assert_rebuilds(walk)
+    await driver.task("Task 5.", text_reply("Answer 5."))
+    await assert_loops_keep_their_epoch(driver)
+    await assert_rebuilds(driver)
 
 
 async def test_a_compaction_is_not_undone_inside_a_tool_loop(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, BOTH[0], settings=SETTINGS)
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, BOTH[0], settings=SETTINGS)
     for number in range(1, 4):
-        await walk.task(f"Task {number}.", tells(f"Answer {number}."))
-    compactor, store = interruptible(walk)
-    await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
-    store.first = lambda: walk.task("Task 4.", asks("Oslo"))
+        await driver.task(f"Task {number}.", text_reply(f"Answer {number}."))
+    compactor, store = interruptible(driver)
+    await compactor.compact(driver.tenant_id, driver.conversation_id, force=True)
+    store.first = lambda: driver.task("Task 4.", tool_reply("Oslo"))
     with pytest.raises(ConversationBusy):
-        await compactor.undo(walk.tenant_id, walk.conversation_id)
+        await compactor.undo(driver.tenant_id, driver.conversation_id)
     assert store.first is None
-    await walk.answer(tells("Answer 4."))
-    await assert_loops_keep_their_epoch(walk)
-    undone = await compactor.undo(walk.tenant_id, walk.conversation_id)
+    await driver.answer(text_reply("Answer 4."))
+    await assert_loops_keep_their_epoch(driver)
+    undone = await compactor.undo(driver.tenant_id, driver.conversation_id)
     assert undone.outcome is CompactionOutcome.UNDONE
 
 
 STEPS = st.sampled_from(["exchange", "task", "answer", "give_up", "compact", "undo", "edit", "reject"])
 
 
-async def _take(walk: Walk, compactor: Compactor, step: str, number: int) -> None:
-    is_open = walk.ended is not None and bool(walk.ended.conversation.pending_calls)
+async def _take(driver: ConversationDriver, compactor: Compactor, step: str, number: int) -> None:
+    is_open = driver.ended is not None and bool(driver.ended.conversation.pending_calls)
     match step:
         case "exchange" if not is_open:
-            await walk.task(f"Task {number}.", asks("Oslo"), asks("Bergen"), tells(f"Answer {number}."))
+            await driver.task(
+                f"Task {number}.", tool_reply("Oslo"), tool_reply("Bergen"), text_reply(f"Answer {number}.")
+            )
         case "task" if not is_open:
-            await walk.task(f"Task {number}.", asks("Oslo"))
+            await driver.task(f"Task {number}.", tool_reply("Oslo"))
         case "answer" if is_open:
-            await walk.answer(asks("Tromsø") if number % 2 else tells(f"Answer {number}."))
+            await driver.answer(tool_reply("Tromsø") if number % 2 else text_reply(f"Answer {number}."))
         case "give_up" if is_open:
-            await walk.task(f"Task {number}.", asks("Oslo"), abandons_calls=True)
+            await driver.task(f"Task {number}.", tool_reply("Oslo"), abandons_calls=True)
         case "compact":
-            await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
+            await compactor.compact(driver.tenant_id, driver.conversation_id, force=True)
         case "undo":
             try:
-                await compactor.undo(walk.tenant_id, walk.conversation_id)
+                await compactor.undo(driver.tenant_id, driver.conversation_id)
             except (CompactionNotFound, ConversationBusy):
                 return
         case "edit":
-            await walk.change(args={"number": number})
+            await driver.change(args={"number": number})
         case _:
-            # The conversation is not in a state for it.
+            # The state of the conversation does not allow it.
             return
 
 
 @settings(max_examples=15)
 @given(
     provider=st.sampled_from(BOTH),
-    # Each step, and what comes between the decision and the write of a compaction.
+    # Each step, and what happens between the decision and the write of a compaction.
     steps=st.lists(st.tuples(STEPS, STEPS), min_size=3, max_size=10),
 )
 async def test_all_calls_of_a_loop_have_one_epoch(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str, steps: list[tuple[str, str]]
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider, settings=SETTINGS)
-    plain = walk.program.compactor
-    compactor, store = interruptible(walk)
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, provider, settings=SETTINGS)
+    plain = driver.program.compactor
+    compactor, store = interruptible(driver)
     for number in range(1, 3):
-        await walk.task(f"Task {number}.", tells(f"Answer {number}."))
+        await driver.task(f"Task {number}.", text_reply(f"Answer {number}."))
     for number, (step, between) in enumerate(steps, start=3):
         if step in {"compact", "undo"}:
-            store.first = lambda between=between, number=number: _take(walk, plain, between, 2 * number + 1)
+            store.first = lambda between=between, number=number: _take(driver, plain, between, 2 * number + 1)
         if step == "reject":
             emulated[provider].state.signer.replace_secret()
-        await _take(walk, compactor, step, 2 * number)
+        await _take(driver, compactor, step, 2 * number)
         store.first = None
-        await assert_loops_keep_their_epoch(walk)
-    await assert_rebuilds(walk)
+        await assert_loops_keep_their_epoch(driver)
+    await assert_rebuilds(driver)

@@ -1,4 +1,4 @@
-"""Whatever is said, compacted, undone, summed up, and wherever a worker dies: nothing is lost and nothing moves."""
+"""After any exchanges, compactions, undos, summaries and deaths of a worker, nothing is lost and nothing moves."""
 
 import re
 from collections.abc import Mapping
@@ -38,17 +38,17 @@ from tests.support.builders import (
 from tests.support.fakes.compaction_observer import Observed
 
 SECRET = "Rain?"
-"""What the builders' model thinks."""
+"""The thinking in the answers of the builders."""
 HEADING = re.compile(r"^\[(\d+)(?:-(\d+))?\] ", re.MULTILINE)
 RENDERER = JinjaRenderer(load_templates(None), RenderLimits())
 
 
 class Died(Exception):
-    """The worker is gone."""
+    """The worker has died."""
 
 
 class MortalStore(PostgresStore):
-    """Dies before or after its next write, if it is told to."""
+    """Dies before or after its next write, if the test requests it."""
 
     def __init__(self, store: PostgresStore) -> None:
         super().__init__(store._database)  # noqa: SLF001  reason: the same database
@@ -64,7 +64,7 @@ class MortalStore(PostgresStore):
 
 
 class CannedSummaries(Summariser):
-    """Sums up without asking anybody, or cannot."""
+    """Summarises without a provider, or fails."""
 
     def __init__(self) -> None:
         self.works = True
@@ -80,8 +80,8 @@ class CannedSummaries(Summariser):
 
 
 @dataclass(slots=True)
-class Talk:
-    """One conversation, and what has to hold of it."""
+class CompactedConversation:
+    """One conversation, and its invariants."""
 
     store: MortalStore
     tenant_id: str
@@ -89,11 +89,11 @@ class Talk:
     compactor: Compactor
     summaries: CannedSummaries
     statics: dict[int, list[str]] = field(default_factory=dict)
-    """Of each generation, in the order in which it grew."""
+    """The static texts of each generation, in order."""
     number: int = 0
 
     async def exchange(self, calls: int, state: TurnState) -> None:
-        """A task and its answer, with a tool loop where there are calls."""
+        """A task and its answer, with a tool loop if there are calls."""
         self.number += 1
         epoch_number = (await self.store.load_conversation(self.tenant_id, self.conversation_id)).epoch
         start = call_start(epoch=epoch_number, manifest=())
@@ -143,8 +143,10 @@ class Talk:
         seqs = [seq for first, last in covered for seq in range(first, last + 1)]
         # No turn is lost from the union of segments and buffer, none is in both, and the order is kept.
         assert seqs + [turn.seq for turn in source.buffered] == [turn.seq for turn in turns]
-        assert [(int(a), int(b or a)) for a, b in HEADING.findall(history_text(history)) or []] == told(history)
-        # A cut stands between two exchanges.
+        assert [(int(a), int(b or a)) for a, b in HEADING.findall(history_text(history)) or []] == expected_headings(
+            history
+        )
+        # A cut is between two exchanges.
         kinds: Mapping[int, TurnKind] = {turn.seq: turn.kind for turn in source.buffered}
         if source.buffered:
             assert kinds[source.buffered[0].seq] is TurnKind.USER_TASK
@@ -158,8 +160,8 @@ def history_text(history: History) -> str:
     return "".join(segment.text for segment in history.segments)
 
 
-def told(history: History) -> list[tuple[int, int]]:
-    """What the headings of the history have to be: a turn each, but for summaries."""
+def expected_headings(history: History) -> list[tuple[int, int]]:
+    """The expected headings of the history: one per turn, except for summaries."""
     return [
         place
         for segment in history.segments
@@ -175,7 +177,7 @@ def is_summary(segment: Segment) -> bool:
     return segment.summarises is not None
 
 
-async def begin_talk(store: PostgresStore, tenant: Tenant) -> Talk:
+async def open_compacted_conversation(store: PostgresStore, tenant: Tenant) -> CompactedConversation:
     settings_ = {"compaction": {"policy": "threshold", "max_turns": 6, "keep_exchanges": 1}}
     assistant = await create_assistant(store, tenant.id, settings=settings_)
     conversation = await store.create_conversation(tenant.id, ConversationDraft(assistant_id=assistant.id))
@@ -187,12 +189,12 @@ async def begin_talk(store: PostgresStore, tenant: Tenant) -> Talk:
         renderer=RENDERER,
         summariser=summaries,
         observer=Observed(),
-        # A process that has just begun holds nothing; one that goes on holds what it has written.
+        # A process that has just started has an empty cache; one that continues has cached what it has written.
         texts=StaticTextCache(),
         estimate=TokenEstimate(),
         full_share=0.0,
     )
-    return Talk(mortal, tenant.id, conversation.id, compactor, summaries)
+    return CompactedConversation(mortal, tenant.id, conversation.id, compactor, summaries)
 
 
 STEPS = st.one_of(
@@ -206,24 +208,24 @@ STEPS = st.one_of(
 )
 
 
-async def take(talk: Talk, step: tuple[Any, ...]) -> None:
+async def take(conversation: CompactedConversation, step: tuple[Any, ...]) -> None:
     match step:
         case ("exchange", calls, state):
-            await talk.exchange(calls, state)
+            await conversation.exchange(calls, state)
         case ("leave_open",):
-            await talk.leave_open()
+            await conversation.leave_open()
         case ("compact", force):
-            await talk.compact(force=force)
+            await conversation.compact(force=force)
         case ("grow",):
-            await talk.exchange(1, TurnState.COMPLETE)
-            await talk.compact(force=True)
+            await conversation.exchange(1, TurnState.COMPLETE)
+            await conversation.compact(force=True)
         case ("undo",):
-            await talk.undo()
+            await conversation.undo()
         case ("summarise", works):
-            talk.summaries.works = works
-            await talk.summarise()
+            conversation.summaries.works = works
+            await conversation.summarise()
         case ("die", when):
-            talk.store.dies = when
+            conversation.store.dies = when
         case _:
             raise AssertionError(step)
 
@@ -231,20 +233,20 @@ async def take(talk: Talk, step: tuple[Any, ...]) -> None:
 @settings(max_examples=40)
 @given(steps=st.lists(STEPS, min_size=4, max_size=16))
 async def test_nothing_is_lost_and_nothing_moves(store: PostgresStore, tenant: Tenant, steps: list[Any]) -> None:
-    talk = await begin_talk(store, tenant)
+    conversation = await open_compacted_conversation(store, tenant)
     for step in [("exchange", 0, TurnState.COMPLETE), *[("grow",)] * 3, *steps]:
-        # Another worker begins anew; the turns of this process go on with what it holds.
+        # Another worker starts with an empty cache; the turns of this process continue with theirs.
         with suppress(Died):
-            await take(talk, step)
-        await talk.check()
-    await prove_growth(talk)
+            await take(conversation, step)
+        await conversation.check()
+    await prove_growth(conversation)
 
 
-async def prove_growth(talk: Talk) -> None:
-    """Within a generation the static text only grows, but for what somebody has taken back."""
-    page = await talk.store.list_epochs(talk.tenant_id, talk.conversation_id, limit=100)
+async def prove_growth(conversation: CompactedConversation) -> None:
+    """Within a generation the static text only grows, except for what was undone."""
+    page = await conversation.store.list_epochs(conversation.tenant_id, conversation.conversation_id, limit=100)
     undone = {item.generation for item in page.items if item.reason is EpochReason.COMPACTION_UNDONE}
-    for generation, texts in talk.statics.items():
+    for generation, texts in conversation.statics.items():
         for before, after in pairwise(texts):
             if generation not in undone:
                 assert after.startswith(before)

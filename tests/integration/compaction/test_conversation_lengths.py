@@ -1,4 +1,4 @@
-"""How long conversations get: counted as they go on, and read from those that have come to rest."""
+"""Lengths of conversations: counted as they grow, and averaged over those that are at rest."""
 
 from datetime import timedelta
 
@@ -29,7 +29,7 @@ from tests.support.old_conversations import add_resting
 
 
 async def count_of(store: PostgresStore, tenant: Tenant, conversation: Conversation) -> int:
-    """As a payload and as a compaction see it."""
+    """The number of exchanges in the sources of a payload and of a compaction."""
     source = await store.load_payload_source(tenant.id, conversation.id)
     history = await store.load_history(tenant.id, conversation.id)
     assert history.source.exchange_count == source.exchange_count
@@ -60,7 +60,7 @@ class TestCounting:
         assert await count_of(store, tenant, conversation) == 2
         assert await kept_count(database, conversation) == 2
 
-    async def test_a_request_that_comes_twice_counts_once(self, store: PostgresStore, tenant: Tenant) -> None:
+    async def test_a_repeated_request_counts_once(self, store: PostgresStore, tenant: Tenant) -> None:
         conversation = await create_conversation(store, tenant.id)
         turn = user_input(conversation.id, idempotency_key="key")
         accepted = await accept(store, tenant.id, turn)
@@ -68,7 +68,7 @@ class TestCounting:
         assert isinstance(await store.accept_turn(tenant.id, turn), Duplicate)
         assert await count_of(store, tenant, conversation) == 1
 
-    async def test_what_nobody_has_counted_yet_is_counted_by_the_next_turn(
+    async def test_an_uncounted_conversation_is_counted_by_its_next_turn(
         self, store: PostgresStore, tenant: Tenant, database: Database
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -82,7 +82,7 @@ class TestCounting:
         assert await kept_count(database, conversation) == 4
 
     @pytest.mark.parametrize(("at_seq", "count"), [(1, 1), (2, 1), (4, 2)])
-    async def test_a_fork_has_the_exchanges_up_to_its_place(
+    async def test_a_fork_has_the_exchanges_up_to_its_position(
         self, store: PostgresStore, tenant: Tenant, database: Database, at_seq: int, count: int
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -92,7 +92,7 @@ class TestCounting:
         assert await kept_count(database, fork) == count
         assert await count_of(store, tenant, fork) == count
 
-    async def test_the_migration_counts_what_is_there(self, server_url: str, worker_id: str) -> None:
+    async def test_the_migration_counts_existing_turns(self, server_url: str, worker_id: str) -> None:
         name = f"strata_lengths_{worker_id}"
         connection = await asyncpg.connect(server_url)
         await connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
@@ -101,7 +101,7 @@ class TestCounting:
         await migrate_up(options)
         database = Database(options)
         try:
-            tenant, conversation = await _talk_before(database)
+            tenant, conversation = await _store_earlier_conversation(database)
             while await _has_counter(database):
                 await migrate_down_one(options)
             await migrate_up(options)
@@ -115,7 +115,7 @@ class TestCounting:
             await connection.close()
 
 
-async def _talk_before(database: Database) -> tuple[Tenant, Conversation]:
+async def _store_earlier_conversation(database: Database) -> tuple[Tenant, Conversation]:
     store = PostgresStore(database)
     tenant = await PostgresKeyRing(database).create_tenant("acme")
     conversation = await create_conversation(store, tenant.id)
@@ -137,18 +137,18 @@ class TestTypicalLength:
     def lengths(self, database: Database) -> PostgresConversationLengths:
         return PostgresConversationLengths(database)
 
-    async def test_it_is_the_mean_of_those_that_rest(
+    async def test_it_is_the_mean_of_conversations_at_rest(
         self, store: PostgresStore, tenant: Tenant, database: Database, lengths: PostgresConversationLengths
     ) -> None:
         assistant, other = [await create_assistant(store, tenant.id) for _ in range(2)]
         await add_resting(database, tenant.id, assistant.id, [10, 20] * 6)
         await add_resting(database, tenant.id, other.id, [900] * 12)
-        # One is still talked to, one was never begun, one has not been counted.
+        # One is still active, one was never begun, one has not been counted.
         await add_resting(database, tenant.id, assistant.id, [900], rests=timedelta(hours=23))
         await add_resting(database, tenant.id, assistant.id, [0, None])
         assert await lengths.load_typical_length(tenant.id, assistant.id) == 15
 
-    async def test_a_few_say_nothing(
+    async def test_too_few_conversations_have_no_mean(
         self, store: PostgresStore, tenant: Tenant, database: Database, lengths: PostgresConversationLengths
     ) -> None:
         assistant = await create_assistant(store, tenant.id)
@@ -158,7 +158,7 @@ class TestTypicalLength:
         await add_resting(database, tenant.id, assistant.id, [10])
         assert await lengths.load_typical_length(tenant.id, assistant.id) == 10
 
-    async def test_those_of_today_do_not_hide_the_older_ones(
+    async def test_conversations_of_today_do_not_hide_older_ones(
         self, store: PostgresStore, tenant: Tenant, database: Database, lengths: PostgresConversationLengths
     ) -> None:
         assistant = await create_assistant(store, tenant.id)
@@ -167,7 +167,7 @@ class TestTypicalLength:
         await add_resting(database, tenant.id, assistant.id, [1] * 400, created=an_hour, rests=an_hour)
         assert await lengths.load_typical_length(tenant.id, assistant.id) == 30
 
-    async def test_the_newest_count(
+    async def test_the_newest_conversations_count(
         self, store: PostgresStore, tenant: Tenant, database: Database, lengths: PostgresConversationLengths
     ) -> None:
         assistant = await create_assistant(store, tenant.id)
@@ -175,7 +175,7 @@ class TestTypicalLength:
         await add_resting(database, tenant.id, assistant.id, [1] * 50, created=timedelta(days=9))
         assert await lengths.load_typical_length(tenant.id, assistant.id) == 30
 
-    async def test_another_tenants_say_nothing(
+    async def test_conversations_of_another_tenant_do_not_count(
         self, store: PostgresStore, tenant: Tenant, database: Database, lengths: PostgresConversationLengths
     ) -> None:
         assistant = await create_assistant(store, tenant.id)

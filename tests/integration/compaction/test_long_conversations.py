@@ -1,4 +1,4 @@
-"""Two hundred turns with tools, images and mishaps, on strict providers: nothing is refused and nothing moves."""
+"""Two hundred turns with tools, images and failures, on strict providers: nothing is refused and nothing moves."""
 
 import json
 from typing import Any
@@ -9,15 +9,15 @@ from server.conversation.turn import TurnState
 from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
 from tests.support.conversation_driver import (
-    Walk,
+    ConversationDriver,
     answers_in,
-    asks,
     assert_all_accepted,
     assert_rebuilds,
-    begin_walk,
     messages_of,
     signatures_in,
-    tells,
+    start_driver,
+    text_reply,
+    tool_reply,
 )
 from tests.support.emulators import BOTH, EmulatedProviders
 
@@ -25,39 +25,41 @@ LENGTH = 200
 MISHAPS = {9: "cancel", 17: "fail", 26: "cancel_call", 34: "abandon"}
 
 
-async def _live(walk: Walk) -> None:
+async def _live(driver: ConversationDriver) -> None:
     """Exchange by exchange, until the conversation is long."""
     number = 0
-    while walk.ended is None or walk.ended.turn.seq < LENGTH:
+    while driver.ended is None or driver.ended.turn.seq < LENGTH:
         number += 1
         text = f"Task {number}."
         match MISHAPS.get(number):
             case "cancel":
-                ended = await walk.cancel(text, tells("One two three four five six seven eight."), after_events=3)
+                ended = await driver.cancel(
+                    text, text_reply("One two three four five six seven eight."), after_events=3
+                )
                 assert ended.turn.state is TurnState.CANCELLED
             case "cancel_call":
-                ended = await walk.cancel(text, asks("Oslo", "Bergen"), after_events=4)
+                ended = await driver.cancel(text, tool_reply("Oslo", "Bergen"), after_events=4)
                 assert ended.turn.state is TurnState.CANCELLED
             case "fail":
-                ended = await walk.fail(text, tells("One two three four five six seven eight."), after_chunks=5)
+                ended = await driver.fail(text, text_reply("One two three four five six seven eight."), after_chunks=5)
                 assert ended.turn.state is TurnState.FAILED
             case "abandon":
-                await walk.task(text, asks("Oslo"))
-                ended = await walk.task(f"{text} Never mind.", tells("Fine."), abandons_calls=True)
+                await driver.task(text, tool_reply("Oslo"))
+                ended = await driver.task(f"{text} Never mind.", text_reply("Fine."), abandons_calls=True)
                 assert ended.turn.state is TurnState.COMPLETE
             case _:
-                await _exchange(walk, number, text)
+                await _exchange(driver, number, text)
 
 
-async def _exchange(walk: Walk, number: int, text: str) -> None:
-    replies = [tells(f"Answer {number}.")]
+async def _exchange(driver: ConversationDriver, number: int, text: str) -> None:
+    replies = [text_reply(f"Answer {number}.")]
     if number % 3 == 0:
-        replies.insert(0, asks("Oslo", "Bergen", "Tromsø"))
+        replies.insert(0, tool_reply("Oslo", "Bergen", "Tromsø"))
     if number % 4 == 0:
-        replies.insert(0, asks(f"City {number}"))
+        replies.insert(0, tool_reply(f"City {number}"))
     if number % 10 == 0:
-        await walk.change(context={"todos": [f"to do since {number}"]})
-    ended = await walk.task(text, *replies, picture=number % 7 == 0)
+        await driver.change(context={"todos": [f"to do since {number}"]})
+    ended = await driver.task(text, *replies, picture=number % 7 == 0)
     assert ended.turn.state is TurnState.COMPLETE
     assert ended.conversation.pending_calls == ()
 
@@ -77,7 +79,7 @@ def _assert_layered(bodies: list[dict[str, Any]]) -> None:
 
 
 def _assert_append_only(bodies: list[dict[str, Any]]) -> None:
-    """Each request begins with the whole of the one before it; what is new at its end has the world as it is now."""
+    """Each request begins with the whole previous one; the new part at its end has the current dynamic block."""
     before: list[Any] = []
     for body in bodies:
         messages = messages_of(ANTHROPIC, body)
@@ -91,27 +93,27 @@ def _assert_append_only(bodies: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_two_hundred_turns_with_tools_and_mishaps_are_all_accepted(
+async def test_two_hundred_turns_with_tools_and_failures_are_all_accepted(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider)
-    await _live(walk)
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, provider)
+    await _live(driver)
     requests = emulated[provider].requests()
     assert_all_accepted(requests)
     bodies = [request["body"] for request in requests]
     (_assert_layered if provider == GEMINI else _assert_append_only)(bodies)
 
-    # What goes back is what came, signatures and all.
-    natives = await walk.natives()
+    # What is sent back is what was received, with all signatures.
+    natives = await driver.natives()
     # The newest answer is still to be sent.
     sent_back = [native for seq, native in natives.items() if seq < max(natives)]
     assert answers_in(provider, bodies[-1]) == sent_back
     assert len(signatures_in(sent_back)) >= 90
-    calls = await walk.calls()
-    turns = await walk.turns()
+    calls = await driver.calls()
+    turns = await driver.turns()
     assert [turn.seq for turn in turns] == list(range(1, len(turns) + 1))
     assert len(calls) == len(bodies) == len(turns) // 2
     assert [warning for call in calls for warning in call.start.warnings] == []
     kinds = {repair["kind"] for call in calls for repair in call.start.repairs}
     assert "call_abandoned" in kinds
-    assert await assert_rebuilds(walk) == len(calls)
+    assert await assert_rebuilds(driver) == len(calls)

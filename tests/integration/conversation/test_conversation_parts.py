@@ -1,4 +1,4 @@
-"""The page of a conversation over HTTP: whose it is, and what it is completed with."""
+"""The page of a conversation over HTTP: access, and the data that completes it."""
 
 import json
 import re
@@ -12,9 +12,9 @@ from server.providers.choice import GEMINI
 from server.web.admin.conversation_pages import BriefReader
 from tests.conftest import StrataServer
 from tests.support.builders import accept, create_conversation, take_exchange, user_input
-from tests.support.conversation_driver import PICTURE, PNG, Walk, begin_walk, tells
+from tests.support.conversation_driver import PICTURE, PNG, ConversationDriver, start_driver, text_reply
 from tests.support.emulators import EmulatedProviders
-from tests.support.http_driver import open_talk
+from tests.support.http_driver import open_api
 from tests.support.page_driver import Operator, open_operator
 
 
@@ -25,18 +25,18 @@ async def operator(strata_server: StrataServer) -> AsyncIterator[Operator]:
         yield opened
 
 
-async def walked(server: StrataServer, emulated: EmulatedProviders) -> Walk:
-    walk = await begin_walk(server.program, server.tenant.id, emulated, GEMINI)
-    await walk.change(context={"todos": ["stay"]})
-    await walk.task("Look at this.", tells("Cold and wet."), picture=True, args={"tone": "formal"})
-    return walk
+async def drive_conversation(server: StrataServer, emulated: EmulatedProviders) -> ConversationDriver:
+    driver = await start_driver(server.program, server.tenant.id, emulated, GEMINI)
+    await driver.change(context={"todos": ["stay"]})
+    await driver.task("Look at this.", text_reply("Cold and wet."), picture=True, args={"tone": "formal"})
+    return driver
 
 
-async def test_a_conversation_is_seen_by_its_tenant_and_by_a_super_admin_alone(
+async def test_a_conversation_is_visible_only_to_its_tenant_and_to_a_super_admin(
     strata_server: StrataServer, emulated: EmulatedProviders, operator: Operator
 ) -> None:
-    walk = await walked(strata_server, emulated)
-    at = f"/admin/conversations/{walk.conversation_id}"
+    driver = await drive_conversation(strata_server, emulated)
+    at = f"/admin/conversations/{driver.conversation_id}"
     paths = {
         at: "text/html",
         f"{at}/turns/2/events": "text/event-stream",
@@ -64,41 +64,41 @@ async def test_a_conversation_is_seen_by_its_tenant_and_by_a_super_admin_alone(
             assert ("<dt>Tenant</dt><dd><bdi>acme</bdi>" in page) is (scope is Scope.SUPERADMIN)
 
 
-async def test_a_turn_is_listened_to_from_any_event_on(
+async def test_a_turn_is_streamed_from_any_event_on(
     strata_server: StrataServer, emulated: EmulatedProviders, operator: Operator
 ) -> None:
-    walk = await walked(strata_server, emulated)
-    path = f"/admin/conversations/{walk.conversation_id}/turns/2/events"
+    driver = await drive_conversation(strata_server, emulated)
+    path = f"/admin/conversations/{driver.conversation_id}/turns/2/events"
     whole = (await operator.get(path)).text
     numbers = re.findall(r"^id: (\d+)$", whole, re.MULTILINE)
     assert "event: turn.completed" in whole
 
     resumed = (await operator.get(path, **{"last-event-id": numbers[1]})).text
     assert re.findall(r"^id: (\d+)$", resumed, re.MULTILINE) == numbers[2:]
-    # Nothing is left: that keeps a browser from asking again.
+    # Nothing is left: this prevents a browser from reconnecting.
     assert (await operator.get(path, **{"last-event-id": numbers[-1]})).status_code == 204
     assert (await operator.get(path.replace("/2/", "/4/"))).status_code == 404
 
 
-async def test_an_image_opened_by_itself_can_do_nothing(
+async def test_an_image_opened_separately_has_no_effect(
     strata_server: StrataServer, emulated: EmulatedProviders, operator: Operator
 ) -> None:
-    walk = await walked(strata_server, emulated)
-    answer = await operator.get(f"/admin/conversations/{walk.conversation_id}/images/{PICTURE.sha256}")
+    driver = await drive_conversation(strata_server, emulated)
+    answer = await operator.get(f"/admin/conversations/{driver.conversation_id}/images/{PICTURE.sha256}")
     assert answer.content == PNG
     assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["cache-control"].startswith("private")
 
 
-async def test_calls_of_no_turn_are_listed_and_a_turn_that_runs_elsewhere_is_pointed_to(
+async def test_background_calls_are_listed_and_a_turn_that_runs_elsewhere_is_linked(
     strata_server: StrataServer, emulated: EmulatedProviders, operator: Operator
 ) -> None:
-    walk = await walked(strata_server, emulated)
-    async with walk.program.database.connection() as connection:
+    driver = await drive_conversation(strata_server, emulated)
+    async with driver.program.database.connection() as connection:
         await connection.execute("UPDATE calls SET turn_seq = -1")
-    await accept(walk.program.store, walk.tenant_id, user_input(walk.conversation_id))
-    at = f"/admin/conversations/{walk.conversation_id}"
+    await accept(driver.program.store, driver.tenant_id, user_input(driver.conversation_id))
+    at = f"/admin/conversations/{driver.conversation_id}"
 
     newest = (await operator.get(at)).text
     assert f'<a href="{at}/calls/-1/1">' in newest
@@ -108,22 +108,22 @@ async def test_calls_of_no_turn_are_listed_and_a_turn_that_runs_elsewhere_is_poi
     assert "Turn 4 is running" in part
 
 
-async def test_a_program_sees_the_context_as_it_was_and_why_epochs_began(
+async def test_the_api_has_past_contexts_and_reasons_of_epochs(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    walk = await walked(strata_server, emulated)
-    await walk.change(args={"tone": "stern"}, context={})
-    await walk.task("And now?", tells("Warm."))
-    async with open_talk(strata_server, strata_server.admin_key) as admin:
-        path = f"/admin/api/conversations/{walk.conversation_id}"
+    driver = await drive_conversation(strata_server, emulated)
+    await driver.change(args={"tone": "stern"}, context={})
+    await driver.task("And now?", text_reply("Warm."))
+    async with open_api(strata_server, strata_server.admin_key) as admin:
+        path = f"/admin/api/conversations/{driver.conversation_id}"
         timeline = await admin.expect(200, "GET", path)
         await admin.expect(422, "GET", f"{path}?after=1&before=2")
         assert [item["turn"]["seq"] for item in (await admin.expect(200, "GET", f"{path}?before=3"))["turns"]] == [1, 2]
-    told = {item["turn"]["seq"]: item for item in timeline["turns"]}
-    assert told[1]["args"] == {"tone": "formal"}
-    assert told[2]["context"]["todos"] == ["stay"]
-    assert told[4]["context"]["todos"] == []
-    assert [told[seq]["context_changed"] for seq in (1, 2, 3, 4)] == [False, True, False, True]
+    by_seq = {item["turn"]["seq"]: item for item in timeline["turns"]}
+    assert by_seq[1]["args"] == {"tone": "formal"}
+    assert by_seq[2]["context"]["todos"] == ["stay"]
+    assert by_seq[4]["context"]["todos"] == []
+    assert [by_seq[seq]["context_changed"] for seq in (1, 2, 3, 4)] == [False, True, False, True]
     began = [(mark["epoch"], mark["reason"], mark["args"]) for mark in timeline["call_epochs"]]
     assert began == [(1, "started", {}), (2, "arguments_changed", {"tone": "stern"})]
     assert timeline["last_seq"] == 4
@@ -132,10 +132,10 @@ async def test_a_program_sees_the_context_as_it_was_and_why_epochs_began(
 async def test_the_page_shows_the_args_that_a_static_text_was_rendered_with(
     strata_server: StrataServer, emulated: EmulatedProviders, operator: Operator
 ) -> None:
-    walk = await walked(strata_server, emulated)
-    await walk.change(args={"tone": "stern"})
-    await walk.task("And now?", tells("Warm."))
-    at = f"/admin/conversations/{walk.conversation_id}"
+    driver = await drive_conversation(strata_server, emulated)
+    await driver.change(args={"tone": "stern"})
+    await driver.task("And now?", text_reply("Warm."))
+    at = f"/admin/conversations/{driver.conversation_id}"
     page = (await operator.get(at)).text
     shown = re.findall(r"Args of the conversation, from here</summary><pre[^>]*>([^<]*)", page)
     assert shown == ["{&#34;tone&#34;: &#34;stern&#34;}"]
@@ -143,19 +143,19 @@ async def test_the_page_shows_the_args_that_a_static_text_was_rendered_with(
     assert (await operator.get(f"{at}/turns/9/whole/conversation_args")).status_code == 404
 
 
-async def test_a_listener_is_let_go_after_a_while_and_may_come_again(
+async def test_a_listener_is_disconnected_after_a_while_and_may_reconnect(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    walk = await walked(strata_server, emulated)
-    handle = await walk.program.turn_service.follow_turn(walk.tenant_id, walk.conversation_id, 2)
+    driver = await drive_conversation(strata_server, emulated)
+    handle = await driver.program.turn_service.follow_turn(driver.tenant_id, driver.conversation_id, 2)
     assert await BriefReader(handle.read(), seconds=60).next(1)
     assert await BriefReader(handle.read(), seconds=0).next(1) is None
 
 
-async def test_turns_that_are_very_large_come_in_smaller_parts(strata_server: StrataServer, operator: Operator) -> None:
+async def test_very_large_turns_are_shown_on_smaller_pages(strata_server: StrataServer, operator: Operator) -> None:
     store, tenant_id = strata_server.program.store, strata_server.tenant.id
     conversation = await create_conversation(store, tenant_id)
-    # Letters that cannot be compressed would take long to make: so many that it is too much all the same.
+    # Incompressible text would take long to create, so the amount alone exceeds the limit.
     text = "".join(chr(0x4E00 + number * 7919 % 20_000) for number in range(TIMELINE_BYTES // 4))
     for _ in range(3):
         await take_exchange(store, tenant_id, conversation.id, text=text, reply="Much.")
@@ -176,7 +176,7 @@ async def test_turns_that_are_very_large_come_in_smaller_parts(strata_server: St
 
 
 @pytest.mark.parametrize("query", ["?after=x", "?after=1&before=2", "?around=-1", "?jump=x"])
-async def test_a_place_that_is_none_is_named(strata_server: StrataServer, operator: Operator, query: str) -> None:
+async def test_an_invalid_position_is_named(strata_server: StrataServer, operator: Operator, query: str) -> None:
     conversation = await create_conversation(strata_server.program.store, strata_server.tenant.id)
     assert (await operator.get(f"/admin/conversations/{conversation.id}{query}")).status_code == 422
     assert (await operator.get(f"/admin/conversations/{conversation.id}")).status_code == 200

@@ -1,4 +1,4 @@
-"""Erasing leaves nothing behind in any table, whichever tables there are."""
+"""Erasing leaves no row in any table, including tables added later."""
 
 import decimal
 import hashlib
@@ -36,7 +36,7 @@ from tests.support.builders import accept, answer, create_assistant, epoch, user
 MARKER = "erase-me-completely"
 OWNED = [table for table in metadata.sorted_tables if "conversation_id" in table.c and table.schema is None]
 FOREIGN = ("alembic_version", "pgqueuer")
-"""Tables that are not Strata's own: the migrations' and the job queue's."""
+"""Tables of the migrations and of the job queue, which are not Strata's own."""
 
 
 async def catalogue(database: Database) -> list[str]:
@@ -49,7 +49,7 @@ async def catalogue(database: Database) -> list[str]:
 
 
 async def rows_that_mention(database: Database, *needles: str) -> dict[str, int]:
-    """How many rows of each table contain any of the texts, in whatever column, bytes included."""
+    """The number of rows of each table that contain any of the texts, in any column, bytes included."""
     found = {}
     async with database.connection() as connection:
         for name in await catalogue(database):
@@ -78,7 +78,7 @@ _SAMPLES: list[tuple[type[Any] | tuple[type[Any], ...], Any]] = [
 
 
 def sample(column: Column[Any], conversation_id: uuid.UUID, tenant_id: uuid.UUID) -> Any:
-    """A value for a column, by its type: good enough for a row that nobody reads."""
+    """A value for a column, by its type: good enough for a row that is never read."""
     fixed = {"conversation_id": conversation_id, "tenant_id": tenant_id}
     if column.name in fixed:
         return fixed[column.name]
@@ -117,9 +117,7 @@ def test_a_table_of_a_conversation_is_found_by_its_conversation(table: Table) ->
     assert next(iter(table.primary_key.columns)).name == "conversation_id"
 
 
-async def test_erasing_leaves_no_row_behind_in_any_table(
-    store: PostgresStore, database: Database, tenant: Tenant
-) -> None:
+async def test_erasing_leaves_no_row_in_any_table(store: PostgresStore, database: Database, tenant: Tenant) -> None:
     assistant = await create_assistant(store, tenant.id)
     draft = ConversationDraft(assistant_id=assistant.id, identifier=MARKER, metadata={"x": MARKER})
     doomed = await store.create_conversation(tenant.id, draft)
@@ -144,7 +142,7 @@ async def test_erasing_leaves_no_row_behind_in_any_table(
 
     assert (await store.erase_conversation(tenant.id, doomed.id)).rows == expected.rows
     assert await rows_that_mention(database, str(conversation_id)) == {}
-    # Replays are runs of their own, made by hand above and not part of the conversation.
+    # Replays are separate runs, created above and not part of the conversation.
     assert set(await rows_that_mention(database, MARKER)) <= {"replays"}
     assert len((await store.list_turns(tenant.id, kept.id)).items) == 2
     assert (await store.load_payload_source(tenant.id, kept.id)).static_text == "kept"

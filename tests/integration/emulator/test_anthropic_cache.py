@@ -1,4 +1,4 @@
-"""The prompt cache as the usage numbers show it."""
+"""The prompt cache, observed by the usage numbers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,8 +15,8 @@ from tests.support.anthropic_emulator import (
     anthropic_emulator,
     asking,
     assistant,
+    assistant_message,
     marked,
-    said,
     user,
 )
 
@@ -32,7 +32,7 @@ async def emulator() -> AsyncIterator[AnthropicEmulator]:
 
 
 def numbers(answer: dict[str, Any]) -> tuple[int, int, int]:
-    """Paid in full, written, read."""
+    """Uncached, written and read tokens."""
     usage = answer["usage"]
     assert usage["cache_creation_input_tokens"] == sum(usage["cache_creation"].values())
     return usage["input_tokens"], usage["cache_creation_input_tokens"], usage["cache_read_input_tokens"]
@@ -61,14 +61,14 @@ async def test_a_growing_conversation_reads_what_the_last_request_wrote(emulator
         messages.append(answer.to_param())
 
 
-async def test_without_a_marker_everything_is_paid(emulator: AnthropicEmulator) -> None:
+async def test_without_a_marker_everything_is_uncached(emulator: AnthropicEmulator) -> None:
     body = asking(user(LONG), system=LONG)
     total = await count(emulator, body)
     for _ in range(2):
         assert numbers(await emulator.accepts(body)) == (total, 0, 0)
 
 
-async def test_only_what_stands_before_a_breakpoint_is_cached(emulator: AnthropicEmulator) -> None:
+async def test_only_what_precedes_a_breakpoint_is_cached(emulator: AnthropicEmulator) -> None:
     body = asking(user("What now?"), system=[marked(LONG)], tools=[WEATHER])
     total = await count(emulator, body)
     paid, written, read = numbers(await emulator.accepts(body))
@@ -83,7 +83,7 @@ async def test_a_short_prefix_is_silently_not_cached(emulator: AnthropicEmulator
     body = asking(user(marked("word " * 300)))
     for _ in range(2):
         assert numbers(await emulator.accepts(body))[1:] == (0, 0)
-    # 1,250 tokens are enough for this model, but not for one that wants 4,096.
+    # 1,250 tokens are enough for this model, but not for one with a minimum of 4,096.
     long = asking(user(marked(LONG)))
     assert numbers(await emulator.accepts(long))[1] > 0
     assert numbers(await emulator.accepts({**long, "model": "claude-opus-4-6"}))[1:] == (0, 0)
@@ -93,19 +93,19 @@ async def test_a_short_prefix_is_silently_not_cached(emulator: AnthropicEmulator
 async def test_an_entry_lives_from_its_last_use(emulator: AnthropicEmulator, ttl: str, minutes: int) -> None:
     body = asking(user(marked(LONG, ttl)))
     written = numbers(await emulator.accepts(body))[1]
-    for _ in range(3):  # each read gives it its whole time again
+    for _ in range(3):  # Each read renews its whole lifetime.
         emulator.clock.now += (minutes - 1) * MINUTE
         assert numbers(await emulator.accepts(body))[1:] == (0, written)
     emulator.clock.now += minutes * MINUTE
     assert numbers(await emulator.accepts(body))[1:] == (written, 0)
 
 
-async def test_the_two_times_to_live_are_counted_apart(emulator: AnthropicEmulator) -> None:
+async def test_the_two_lifetimes_are_counted_separately(emulator: AnthropicEmulator) -> None:
     body = asking(user(marked(LONG, "5m"), "and?"), system=[marked(LONG, "1h")])
     usage = (await emulator.accepts(body))["usage"]
     assert usage["cache_creation"]["ephemeral_1h_input_tokens"] > 1_000
     assert usage["cache_creation"]["ephemeral_5m_input_tokens"] > 1_000
-    emulator.clock.now += 10 * MINUTE  # the short one is gone, the long one is read
+    emulator.clock.now += 10 * MINUTE  # The short-lived one has expired, the long-lived one is read.
     again = (await emulator.accepts(body))["usage"]
     assert again["cache_read_input_tokens"] == usage["cache_creation"]["ephemeral_1h_input_tokens"]
     assert again["cache_creation"] == {
@@ -139,7 +139,7 @@ async def test_a_breakpoint_looks_back_twenty_blocks(emulator: AnthropicEmulator
     ],
     ids=str,
 )
-async def test_what_changes_decides_what_is_still_read(
+async def test_the_changed_part_determines_what_is_still_read(
     emulator: AnthropicEmulator, change: dict[str, Any], keeps: str
 ) -> None:
     tools = [
@@ -172,7 +172,7 @@ async def test_images_anywhere_change_the_cached_messages(emulator: AnthropicEmu
     assert 1_000 < read < 1_500  # the system prompt only
 
 
-async def test_the_order_of_keys_counts_for_the_cache(emulator: AnthropicEmulator) -> None:
+async def test_the_order_of_keys_matters_to_the_cache(emulator: AnthropicEmulator) -> None:
     call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Rome", "day": 1}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": LONG}
     body = asking(
@@ -212,11 +212,11 @@ async def test_no_output_tokens_only_warm_the_cache(emulator: AnthropicEmulator)
     assert numbers(await emulator.accepts(body))[2] == numbers(warmed)[1]
 
 
-async def test_thinking_that_comes_back_counts_although_it_is_not_shown(emulator: AnthropicEmulator) -> None:
+async def test_thinking_that_is_sent_back_counts_although_it_is_not_shown(emulator: AnthropicEmulator) -> None:
     body = asking(user("Hello"))
     answer = await emulator.accepts(body)
     bare = [one for one in answer["content"] if one["type"] != "thinking"]
-    whole = asking(user("Hello"), said(answer), user("More"))
+    whole = asking(user("Hello"), assistant_message(answer), user("More"))
     without = asking(user("Hello"), {"role": "assistant", "content": bare}, user("More"))
     spent = answer["usage"]["output_tokens_details"]["thinking_tokens"]
     assert spent > 0

@@ -1,4 +1,4 @@
-"""On-demand compaction: a signed summary in the place of the messages it sums up."""
+"""Compaction on demand: a signed summary replaces the messages that it summarises."""
 
 import copy
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from tests.support.anthropic_emulator import (
     AnthropicEmulator,
     anthropic_emulator,
     asking,
-    said,
+    assistant_message,
     user,
 )
 
@@ -26,11 +26,11 @@ async def emulator() -> AsyncIterator[AnthropicEmulator]:
         yield running
 
 
-async def talk(emulator: AnthropicEmulator, turns: int, model: str = OPUS) -> dict[str, Any]:
-    """A conversation that ends in a question."""
+async def send_turns(emulator: AnthropicEmulator, turns: int, model: str = OPUS) -> dict[str, Any]:
+    """A conversation that ends with a question."""
     body = asking(user("Question 0"), model=model, system="Be brief.")
     for turn in range(1, turns + 1):
-        body["messages"] += [said(await emulator.accepts(body)), user(f"Question {turn}")]
+        body["messages"] += [assistant_message(await emulator.accepts(body)), user(f"Question {turn}")]
     return body
 
 
@@ -45,22 +45,22 @@ async def compact(emulator: AnthropicEmulator, body: dict[str, Any]) -> dict[str
 
 
 async def test_a_summary_replaces_the_messages_and_keeps_the_thinking_after_them(emulator: AnthropicEmulator) -> None:
-    body = await talk(emulator, 4)
+    body = await send_turns(emulator, 4)
     summed_up, kept = body["messages"][:5], body["messages"][5:]
     block = await compact(emulator, {**body, "messages": summed_up})
     assert "Question 0" in block["content"]
     shorter = {**body, "messages": [{"role": "assistant", "content": [block]}, *kept]}
     assert any(one["type"] == "thinking" for message in kept for one in message["content"])
     answer = await emulator.accepts(shorter, betas=COMPACT)
-    shorter["messages"] += [said(answer), user("And on?")]
+    shorter["messages"] += [assistant_message(answer), user("And on?")]
     await emulator.accepts(shorter, betas=COMPACT)
-    # Without the block the same turns have lost their past.
+    # Without the block the same turns have lost their prefix.
     bare = {**body, "messages": [user("Question 2"), *kept]}
     assert "bound to a different conversation" in await emulator.refusal(bare)
 
 
-async def test_a_summary_may_be_summed_up_again(emulator: AnthropicEmulator) -> None:
-    body = await talk(emulator, 4)
+async def test_a_summary_may_be_summarised_again(emulator: AnthropicEmulator) -> None:
+    body = await send_turns(emulator, 4)
     block = await compact(emulator, {**body, "messages": body["messages"][:3]})
     body["messages"] = [{"role": "assistant", "content": [block]}, *body["messages"][3:]]
     again = await compact(emulator, {**body, "messages": body["messages"][:3]})
@@ -70,8 +70,8 @@ async def test_a_summary_may_be_summed_up_again(emulator: AnthropicEmulator) -> 
 
 
 @pytest.mark.parametrize("change", ["system", "kept turn edited", "other model"])
-async def test_kept_thinking_needs_the_same_surroundings(emulator: AnthropicEmulator, change: str) -> None:
-    body = await talk(emulator, 4)
+async def test_kept_thinking_needs_the_same_prefix(emulator: AnthropicEmulator, change: str) -> None:
+    body = await send_turns(emulator, 4)
     summed_up = {**body, "messages": body["messages"][:5]}
     if change == "other model":
         summed_up["model"] = OLD_OPUS
@@ -85,8 +85,8 @@ async def test_kept_thinking_needs_the_same_surroundings(emulator: AnthropicEmul
     assert "bound to a different conversation" in await emulator.refusal(body, betas=COMPACT)
 
 
-async def test_a_spoilt_block_is_refused_with_its_code(emulator: AnthropicEmulator) -> None:
-    body = await talk(emulator, 2)
+async def test_a_damaged_block_is_refused_with_its_code(emulator: AnthropicEmulator) -> None:
+    body = await send_turns(emulator, 2)
     block = await compact(emulator, {**body, "messages": body["messages"][:3]})
     first = {"role": "assistant", "content": [block]}
     rest = body["messages"][3:]
@@ -105,7 +105,7 @@ async def test_a_spoilt_block_is_refused_with_its_code(emulator: AnthropicEmulat
     assert await code(user("x"), first, user("y")) == "compaction_block_misplaced"
 
 
-async def test_a_summary_is_of_something_and_between_turns(emulator: AnthropicEmulator) -> None:
+async def test_a_summary_needs_messages_and_complete_turns(emulator: AnthropicEmulator) -> None:
     call = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
     open_turn = asking(user("Hello"), {"role": "assistant", "content": [call]}, compaction=SUMMARIZE)
     assert (await emulator.refusal_with_code(open_turn, betas=COMPACT))[1] == "compaction_incomplete_turn"
@@ -114,14 +114,14 @@ async def test_a_summary_is_of_something_and_between_turns(emulator: AnthropicEm
     assert (await emulator.refusal_with_code(nothing, betas=COMPACT))[1] == "compaction_nothing_to_summarize"
 
 
-async def test_an_overloaded_compaction_has_a_code_of_its_own(emulator: AnthropicEmulator) -> None:
+async def test_an_overloaded_compaction_has_its_own_code(emulator: AnthropicEmulator) -> None:
     response = await emulator.post(asking(user("Hello"), compaction=SUMMARIZE), betas=COMPACT, fault="overloaded")
     assert response.status_code == 529
     assert response.json()["error"]["details"] == {"error_code": "compaction_unavailable"}
 
 
-async def test_the_block_needs_its_beta(emulator: AnthropicEmulator) -> None:
-    body = await talk(emulator, 1)
+async def test_the_block_needs_its_beta_header(emulator: AnthropicEmulator) -> None:
+    body = await send_turns(emulator, 1)
     block = await compact(emulator, {**body, "messages": body["messages"][:1]})
     body["messages"] = [{"role": "assistant", "content": [block]}, user("And?")]
     await emulator.accepts(body, betas=COMPACT)

@@ -1,4 +1,4 @@
-"""What can go wrong, as the stock SDK sees it."""
+"""Faults of the emulator, observed with the stock SDK."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from tests.support.anthropic_emulator import (
     AnthropicEmulator,
     anthropic_emulator,
     asking,
-    said,
+    assistant_message,
     user,
 )
 
@@ -45,10 +45,10 @@ async def read_events(
 
 
 async def drain(client: anthropic.AsyncAnthropic, fault: str, seen: list[str]) -> None:
-    """Reads a stream to its end, and notes the events it saw."""
+    """Read a stream to its end, and record its events."""
     headers = {"x-emulator-fault": fault}
     async for event in await client.messages.create(**asking(HELLO), stream=True, extra_headers=headers):
-        seen.append(event.type)  # noqa: PERF401  reason: what came before an error counts
+        seen.append(event.type)  # noqa: PERF401  reason: the events before an error are needed
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ async def drain(client: anthropic.AsyncAnthropic, fault: str, seen: list[str]) -
     ],
 )
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_refused_request_says_why_and_when(
+async def test_a_refused_request_has_a_reason_and_a_delay(
     emulator: AnthropicEmulator,
     fault: str,
     kind: type[anthropic.APIStatusError],
@@ -105,7 +105,7 @@ async def test_the_same_fault_without_a_stream_is_a_status(emulator: AnthropicEm
     assert response.status_code == 529
 
 
-async def test_a_cut_connection_is_no_end(emulator: AnthropicEmulator) -> None:
+async def test_a_cut_connection_is_not_a_proper_end(emulator: AnthropicEmulator) -> None:
     seen: list[str] = []
     with pytest.raises(httpx2.RemoteProtocolError):
         await drain(emulator.client(), "cut;after_chunks=3", seen)
@@ -126,7 +126,7 @@ async def test_an_empty_stream_has_no_events(emulator: AnthropicEmulator) -> Non
 
 
 @pytest.mark.parametrize("fault", ["silence", "silence;after_chunks=2"])
-async def test_silence_lasts_until_the_client_goes(emulator: AnthropicEmulator, fault: str) -> None:
+async def test_silence_lasts_until_the_client_disconnects(emulator: AnthropicEmulator, fault: str) -> None:
     with pytest.raises((httpx2.ReadTimeout, anthropic.APITimeoutError)):
         await drain(emulator.client(timeout=0.3), fault, [])
 
@@ -137,7 +137,7 @@ async def test_slowness_is_seconds_between_chunks(emulator: AnthropicEmulator) -
             await emulator.post(asking(HELLO), fault="slow")
 
 
-async def test_malformed_json_comes_in_a_good_stream(emulator: AnthropicEmulator) -> None:
+async def test_malformed_json_comes_in_a_well_formed_stream(emulator: AnthropicEmulator) -> None:
     response = await emulator.post(asking(HELLO, stream=True), fault="malformed_json;after_chunks=2")
     data = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
     broken = []
@@ -175,15 +175,15 @@ async def test_a_turn_can_end_in_many_ways(emulator: AnthropicEmulator, fault: s
         assert whole.stop_details == streamed.stop_details
 
 
-async def test_a_paused_turn_is_sent_back_and_goes_on(emulator: AnthropicEmulator) -> None:
+async def test_a_paused_turn_is_sent_back_and_continues(emulator: AnthropicEmulator) -> None:
     paused = await emulator.accepts(asking(HELLO), fault="pause")
-    again = asking(HELLO, said(paused))
+    again = asking(HELLO, assistant_message(paused))
     answer = await emulator.accepts(again)
     assert answer["stop_reason"] == "end_turn"
-    # What it then said belongs to the same message, whether the client joins the two or not.
+    # The continuation belongs to the same message, whether the client joins the two or not.
     joined = {"role": "assistant", "content": [*paused["content"], *answer["content"]]}
     await emulator.accepts(asking(HELLO, joined, user("Thanks.")))
-    await emulator.accepts(asking(HELLO, said(paused), said(answer), user("Thanks.")))
+    await emulator.accepts(asking(HELLO, assistant_message(paused), assistant_message(answer), user("Thanks.")))
     edited = [*paused["content"][:-1], {"type": "text", "text": "I never said that."}]
     assert "prefill" in await emulator.refusal(asking(HELLO, {"role": "assistant", "content": edited}))
 
@@ -211,7 +211,7 @@ async def test_a_stop_sequence_ends_the_answer(emulator: AnthropicEmulator) -> N
     assert "emulated" not in answer["content"][-1]["text"]
 
 
-async def test_unknown_things_are_there_to_be_kept(emulator: AnthropicEmulator) -> None:
+async def test_unknown_content_is_sent_to_test_clients(emulator: AnthropicEmulator) -> None:
     events = await read_events(emulator, asking(HELLO), "unknown_parts")
     names = {name for name, _ in events}
     assert "emulated_novelty" in names
@@ -220,7 +220,7 @@ async def test_unknown_things_are_there_to_be_kept(emulator: AnthropicEmulator) 
     headers = {"x-emulator-fault": "unknown_parts"}
     message = await emulator.client().messages.create(**asking(HELLO), extra_headers=headers)
     assert message.content[-1].type == "emulated_novelty"
-    # What came is taken back as it is.
+    # It is accepted when it is sent back unchanged.
     await emulator.client().messages.create(**asking(HELLO, message.to_param(), user("More")))
 
 
@@ -230,7 +230,7 @@ async def test_a_transcript_with_reasoning_in_it_is_refused(emulator: AnthropicE
     assert answer["stop_details"]["category"] == "reasoning_extraction"
 
 
-async def test_a_script_can_fail_and_then_go_on() -> None:
+async def test_a_script_can_fail_and_then_continue() -> None:
     script = """
 - fault: overloaded
   times: 2
@@ -243,7 +243,7 @@ async def test_a_script_can_fail_and_then_go_on() -> None:
         assert emulator.state.request_log.list()[0]["fault"] == "overloaded"
 
 
-async def test_armed_faults_strike_the_next_requests(emulator: AnthropicEmulator) -> None:
+async def test_armed_faults_apply_to_the_next_requests(emulator: AnthropicEmulator) -> None:
     await emulator.http.post("/__faults", json={"kind": "internal", "times": 2})
     statuses = [(await emulator.post(asking(HELLO))).status_code for _ in range(3)]
     assert statuses == [500, 500, 200]
@@ -289,7 +289,7 @@ async def test_the_stream_and_the_message_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_raw_bytes_arrive_as_they_are(emulator: AnthropicEmulator, *, is_stream: bool) -> None:
+async def test_raw_bytes_arrive_unchanged(emulator: AnthropicEmulator, *, is_stream: bool) -> None:
     order = {"kind": "raw", "body_base64": "/wCA", "status": 502, "content_type": "text/html"}
     await emulator.http.post("/__faults", json=order)
     response = await emulator.post({**asking(HELLO), "stream": is_stream})

@@ -43,12 +43,12 @@ async def test_a_missing_or_invalid_key_is_a_401(
     "headers",
     [{"x-api-key": "k"}, {"authorization": "Bearer k"}, {"x-api-key": "k", "authorization": "Bearer invalid"}],
 )
-async def test_either_header_carries_the_key(emulator: AnthropicEmulator, headers: dict[str, str]) -> None:
+async def test_either_header_may_have_the_key(emulator: AnthropicEmulator, headers: dict[str, str]) -> None:
     response = await emulator.http.post("/v1/messages", json=asking(HELLO), headers={**VERSION, **headers})
     assert response.status_code == 200
 
 
-async def test_the_sdk_reports_a_bad_key(emulator: AnthropicEmulator) -> None:
+async def test_the_sdk_reports_an_invalid_key(emulator: AnthropicEmulator) -> None:
     with pytest.raises(anthropic.AuthenticationError):
         await emulator.client("invalid").messages.create(**asking(HELLO))
 
@@ -61,7 +61,7 @@ async def test_the_version_is_required(emulator: AnthropicEmulator, version: str
     assert response.json()["error"]["message"].startswith("anthropic-version:")
 
 
-async def test_answers_carry_the_documented_headers(emulator: AnthropicEmulator) -> None:
+async def test_answers_have_the_documented_headers(emulator: AnthropicEmulator) -> None:
     response = await emulator.post(asking(HELLO))
     assert response.headers["request-id"].startswith("req_")
     assert response.headers["anthropic-organization-id"]
@@ -108,13 +108,13 @@ async def test_a_prompt_over_the_window_is_refused(emulator: AnthropicEmulator) 
     assert text == "prompt is too long: 1025003 tokens > 1000000 maximum"
 
 
-async def test_what_is_no_json_is_refused(emulator: AnthropicEmulator) -> None:
+async def test_invalid_json_is_refused(emulator: AnthropicEmulator) -> None:
     response = await emulator.http.post("/v1/messages", content=b"{", headers={"x-api-key": "k", **VERSION})
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_half_a_character_is_no_json(emulator: AnthropicEmulator) -> None:
+async def test_a_lone_surrogate_is_invalid_json(emulator: AnthropicEmulator) -> None:
     body = b'{"model":"claude-fable-5-2","max_tokens":9,"messages":[{"role":"user","content":"\\ud83d"}]}'
     response = await emulator.http.post("/v1/messages", content=body, headers={"x-api-key": "k", **VERSION})
     assert response.status_code == 400
@@ -126,14 +126,14 @@ async def test_an_unknown_path_is_a_404(emulator: AnthropicEmulator) -> None:
     assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
 
 
-async def test_counting_takes_no_output_limit(emulator: AnthropicEmulator) -> None:
+async def test_counting_needs_no_output_limit(emulator: AnthropicEmulator) -> None:
     assert (
         await emulator.refusal(asking(HELLO), path="/v1/messages/count_tokens")
         == "max_tokens: Extra inputs are not permitted"
     )
 
 
-async def test_no_key_is_kept_in_a_signature(emulator: AnthropicEmulator) -> None:
+async def test_no_signature_contains_the_key(emulator: AnthropicEmulator) -> None:
     answer = await emulator.accepts(asking(HELLO), key="a-very-secret-key")
     sealed = base64.b64decode(answer["content"][0]["signature"])
     assert b"claude" in sealed
@@ -146,4 +146,4 @@ async def test_the_same_requests_get_the_same_answers() -> None:
         async with anthropic_emulator() as emulator:
             answers.append([(await emulator.post(asking(HELLO))).json() for _ in range(2)])
     assert answers[0] == answers[1]
-    assert answers[0][0] != answers[0][1]  # ids and signatures are never used twice
+    assert answers[0][0] != answers[0][1]  # Ids and signatures are never used twice.

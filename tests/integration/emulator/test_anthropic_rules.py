@@ -483,7 +483,7 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.name.replace(" ", "-"))
-async def test_what_the_documents_allow_is_accepted(emulator: AnthropicEmulator, case: Case) -> None:
+async def test_documented_requests_are_accepted(emulator: AnthropicEmulator, case: Case) -> None:
     answer = await emulator.accepts(case.body, betas=case.betas)
     assert answer["stop_reason"] in {"end_turn", "tool_use"}
 
@@ -516,7 +516,7 @@ async def test_a_server_tool_may_wait_for_the_results_of_a_client_tool(emulator:
 
 
 @pytest.mark.parametrize(
-    "talk",
+    "messages",
     [
         [HELLO, assistant(server_call()), HELLO],
         [HELLO, CALLED, user(tool_result("toolu_1"), "Well?")],
@@ -524,8 +524,8 @@ async def test_a_server_tool_may_wait_for_the_results_of_a_client_tool(emulator:
     ],
     ids=["nothing goes on with it", "text beside the results", "the next answer has no result"],
 )
-async def test_a_server_tool_that_does_not_go_on_is_refused(emulator: AnthropicEmulator, talk: list[Any]) -> None:
-    assert await emulator.refusal(asking(*talk, tools=[WEATHER])) == UNRESOLVED
+async def test_a_server_tool_that_is_not_continued_is_refused(emulator: AnthropicEmulator, messages: list[Any]) -> None:
+    assert await emulator.refusal(asking(*messages, tools=[WEATHER])) == UNRESOLVED
 
 
 async def test_only_the_paused_answer_itself_is_continued(emulator: AnthropicEmulator) -> None:
@@ -533,14 +533,14 @@ async def test_only_the_paused_answer_itself_is_continued(emulator: AnthropicEmu
     answer = await emulator.accepts(body, fault="pause")
     assert answer["stop_reason"] == "pause_turn"
     assert answer["content"][-1]["type"] == "server_tool_use"
-    said = {"role": "assistant", "content": answer["content"]}
-    going_on = await emulator.accepts(asking(HELLO, said))
+    message = {"role": "assistant", "content": answer["content"]}
+    going_on = await emulator.accepts(asking(HELLO, message))
     assert going_on["content"][0]["tool_use_id"] == answer["content"][-1]["id"]
     altered = {"role": "assistant", "content": [*answer["content"][:-1], {"type": "text", "text": "Mine."}]}
     assert "prefill" in await emulator.refusal(asking(HELLO, altered))
 
 
-async def test_code_that_waits_needs_its_container(emulator: AnthropicEmulator) -> None:
+async def test_paused_code_needs_its_container(emulator: AnthropicEmulator) -> None:
     waiting = assistant(server_call("code_execution"), tool_use("toolu_1", **CITY))
     body = asking(HELLO, waiting, RESULT, tools=[WEATHER])
     assert (await emulator.refusal(body)).startswith("container_id is required")

@@ -1,4 +1,4 @@
-"""Thinking blocks: a long tool loop that is accepted, each way to spoil it, and each change that does no harm."""
+"""Thinking blocks: a long accepted tool loop, each way to invalidate it, and each harmless change."""
 
 import copy
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +18,7 @@ from tests.support.anthropic_emulator import (
     anthropic_emulator,
     asking,
     assistant,
-    said,
+    assistant_message,
     user,
 )
 
@@ -56,7 +56,7 @@ async def emulator() -> AsyncIterator[AnthropicEmulator]:
 async def run_loop(
     emulator: AnthropicEmulator, *, model: str = FABLE, steps: int = STEPS, key: str = "key-a"
 ) -> dict[str, Any]:
-    """A conversation of so many steps with two parallel calls each, driven by the stock SDK as a stream."""
+    """A conversation of this many steps with two parallel calls each, driven by the stock SDK as a stream."""
     client = emulator.client(key)
     body = asking(user("Look at twenty cities."), model=model, system="You know cities.", tools=[WEATHER])
     for _ in range(steps):
@@ -69,11 +69,11 @@ async def run_loop(
 
 
 async def finish_turn(emulator: AnthropicEmulator, body: dict[str, Any], **options: Any) -> None:
-    """Ends the tool loop with words, and asks on, so that no assistant message is in a tool loop any more."""
+    """End the tool loop with text and ask again, so that no assistant message is in a tool loop any more."""
     body["messages"][-1]["content"].append({"type": "text", "text": "That is enough."})
     answer = await emulator.accepts(body, **options)
     assert answer["stop_reason"] == "end_turn"
-    body["messages"] += [said(answer), user("And now?")]
+    body["messages"] += [assistant_message(answer), user("And now?")]
 
 
 def thinking_at(body: dict[str, Any], message: int) -> dict[str, Any]:
@@ -117,7 +117,7 @@ async def test_an_altered_signature_is_invalid_on_every_model(
     assert await emulator.refusal(body) == INVALID.format("messages.3.content.0")
 
 
-async def test_swapped_signatures_of_earlier_steps_are_bound_elsewhere(emulator: AnthropicEmulator) -> None:
+async def test_swapped_signatures_of_earlier_steps_are_invalid(emulator: AnthropicEmulator) -> None:
     body = await run_loop(emulator, steps=4)
     first, second = thinking_at(body, 1), thinking_at(body, 3)
     first["signature"], second["signature"] = second["signature"], first["signature"]
@@ -264,7 +264,7 @@ def write_into_omitted(body: dict[str, Any]) -> None:
         write_into_omitted,
     ],
 )
-async def test_what_is_no_edit_leaves_thinking_valid(emulator: AnthropicEmulator, change: Change) -> None:
+async def test_harmless_changes_leave_thinking_valid(emulator: AnthropicEmulator, change: Change) -> None:
     body = await run_loop(emulator, steps=4)
     change(body)
     await emulator.accepts(body)
@@ -272,12 +272,12 @@ async def test_what_is_no_edit_leaves_thinking_valid(emulator: AnthropicEmulator
 
 async def test_thinking_removed_from_the_end_may_not_be_put_back(emulator: AnthropicEmulator) -> None:
     whole = await run_loop(emulator, steps=2)
-    await finish_turn(emulator, whole)  # ends with thinking of its own
+    await finish_turn(emulator, whole)  # Ends with its own thinking.
     bare = copy.deepcopy(whole)
     for number in (1, 3, 5):
         del bare["messages"][number]["content"][0]
-    answer = await emulator.accepts(bare)  # a new block, made without the others
-    again = [*whole["messages"], said(answer), user("And then?")]
+    answer = await emulator.accepts(bare)  # A new block, created without the others.
+    again = [*whole["messages"], assistant_message(answer), user("And then?")]
     text = await emulator.refusal({**whole, "messages": again})
     assert text.startswith(BOUND.format("messages.7.content.0"))
 
@@ -306,7 +306,7 @@ async def test_a_fork_that_replays_the_prefix_keeps_its_thinking(emulator: Anthr
         ("claude-sonnet-5", "key-a", 200),
     ],
 )
-async def test_the_model_and_the_age_of_the_account_decide_who_is_checked(
+async def test_the_model_and_the_age_of_the_account_determine_whether_it_is_checked(
     emulator: AnthropicEmulator, model: str, key: str, status: int
 ) -> None:
     body = await run_loop(emulator, model=model, steps=2, key=key)
@@ -315,7 +315,7 @@ async def test_the_model_and_the_age_of_the_account_decide_who_is_checked(
     assert response.status_code == status, response.text
 
 
-async def test_an_old_account_that_asks_for_the_check_gets_it(emulator: AnthropicEmulator) -> None:
+async def test_an_old_account_can_request_the_check(emulator: AnthropicEmulator) -> None:
     body = await run_loop(emulator, model=OPUS, steps=2, key="old-key")
     change_system(body)
     strict = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "error"}}
@@ -324,7 +324,7 @@ async def test_an_old_account_that_asks_for_the_check_gets_it(emulator: Anthropi
     assert NEEDS_HEADER not in text
 
 
-async def test_an_old_account_with_the_header_alone_learns_what_would_fail(emulator: AnthropicEmulator) -> None:
+async def test_an_old_account_with_the_header_alone_gets_a_warning(emulator: AnthropicEmulator) -> None:
     body = await run_loop(emulator, model=OPUS, steps=2, key="old-key")
     change_system(body)
     answer = await emulator.accepts(body, key="old-key", betas=BINDING)
@@ -338,7 +338,7 @@ async def test_an_old_account_with_the_header_alone_learns_what_would_fail(emula
     ]
 
 
-async def test_dropped_blocks_are_listed_and_new_ones_hold(emulator: AnthropicEmulator) -> None:
+async def test_dropped_blocks_are_listed_and_new_ones_are_valid(emulator: AnthropicEmulator) -> None:
     body = await run_loop(emulator, steps=3)
     shorten_result(body)
     body["thinking"] = DROP
@@ -362,17 +362,17 @@ async def test_a_gap_drops_all_blocks_after_it(emulator: AnthropicEmulator) -> N
     ]
 
 
-async def test_another_models_thinking_is_left_out_and_comes_back(emulator: AnthropicEmulator) -> None:
+async def test_thinking_of_another_model_is_dropped_and_used_again_later(emulator: AnthropicEmulator) -> None:
     body = await run_loop(emulator, model=FABLE, steps=2)
     await finish_turn(emulator, body)
     elsewhere = await emulator.accepts({**body, "model": OPUS}, betas=BINDING)
     assert [entry["reason"] for entry in elsewhere["input_transformations"]] == ["model_binding_mismatch"] * 3
-    body["messages"] += [said(elsewhere), user("Thanks.")]
+    body["messages"] += [assistant_message(elsewhere), user("Thanks.")]
     back = await emulator.accepts(body, betas=BINDING)
     assert back["input_transformations"] == []
 
 
-async def test_thinking_of_sonnet_5_5_stays_in_its_account(emulator: AnthropicEmulator) -> None:
+async def test_thinking_of_sonnet_5_5_is_valid_in_its_account_only(emulator: AnthropicEmulator) -> None:
     body = await run_loop(emulator, model="claude-sonnet-5-5", steps=2, key="acme/1")
     sister = await emulator.accepts(body, key="acme/2", betas=BINDING)
     assert sister["input_transformations"] == []
@@ -380,13 +380,13 @@ async def test_thinking_of_sonnet_5_5_stays_in_its_account(emulator: AnthropicEm
     assert [entry["reason"] for entry in stranger["input_transformations"]] == ["organization_binding_mismatch"] * 2
 
 
-async def test_shown_thinking_may_not_be_rewritten(emulator: AnthropicEmulator) -> None:
+async def test_shown_thinking_must_not_be_changed(emulator: AnthropicEmulator) -> None:
     body = await run_loop(emulator, model="claude-sonnet-5", steps=0)
     body["thinking"] = {"type": "adaptive", "display": "summarized"}
     for _ in range(2):
         answer = await emulator.accepts(body)
         assert answer["content"][0]["thinking"].startswith("Step")
-        body["messages"] += [said(answer), answers_to(answer)]
+        body["messages"] += [assistant_message(answer), answers_to(answer)]
     latest = copy.deepcopy(body)
     thinking_at(latest, 3)["thinking"] = "Something else."
     assert await emulator.refusal(latest) == MODIFIED.format("messages.3.content.0")
@@ -395,19 +395,19 @@ async def test_shown_thinking_may_not_be_rewritten(emulator: AnthropicEmulator) 
     assert await emulator.refusal(earlier) == INVALID.format("messages.1.content.0")
 
 
-async def test_a_call_this_emulator_never_made_needs_no_thinking(emulator: AnthropicEmulator) -> None:
+async def test_a_call_that_this_emulator_never_made_needs_no_thinking(emulator: AnthropicEmulator) -> None:
     call = {"type": "tool_use", "id": "toolu_made_by_hand", "name": "get_weather", "input": {"city": "Rome"}}
     await emulator.accepts(asking(user("Rome?"), assistant(call), answers_to(assistant(call)), tools=[WEATHER]))
 
 
-async def test_by_budget_a_turn_thinks_once_and_must_begin_with_it() -> None:
+async def test_with_a_budget_a_turn_thinks_once_and_must_begin_with_it() -> None:
     async with anthropic_emulator(SCRIPT) as emulator:
         body = asking(user("Look at twenty cities."), model=MANUAL, tools=[WEATHER])
         body |= {"max_tokens": 4_000, "thinking": {"type": "enabled", "budget_tokens": 2_000}}
         for step in range(3):
             answer = await emulator.accepts(body)
             assert (answer["content"][0]["type"] == "thinking") is (step == 0)
-            body["messages"] += [said(answer), answers_to(answer)]
+            body["messages"] += [assistant_message(answer), answers_to(answer)]
         await emulator.accepts(body)
         del body["messages"][1]["content"][0]
         text = await emulator.refusal(body)
@@ -416,7 +416,7 @@ async def test_by_budget_a_turn_thinks_once_and_must_begin_with_it() -> None:
         )
 
 
-async def test_redacted_thinking_goes_round_like_any_other() -> None:
+async def test_redacted_thinking_is_sent_back_like_any_other() -> None:
     script = """
 - thinking: "[redacted] a secret"
   tool_calls: [{name: get_weather, arguments: {city: Rome}}]
@@ -425,13 +425,13 @@ async def test_redacted_thinking_goes_round_like_any_other() -> None:
         body = asking(user("Rome?"), tools=[WEATHER])
         answer = await emulator.accepts(body)
         assert answer["content"][0].keys() == {"type", "data"}
-        body["messages"] += [said(answer), answers_to(answer)]
+        body["messages"] += [assistant_message(answer), answers_to(answer)]
         await emulator.accepts(body)
         body["messages"][1]["content"][0]["data"] += "AAAA"
         assert await emulator.refusal(body) == "messages.1.content.0: Invalid `data` in `redacted_thinking` block"
 
 
-async def test_signatures_hold_after_a_restart() -> None:
+async def test_signatures_stay_valid_after_a_restart() -> None:
     async with anthropic_emulator(SCRIPT) as first:
         body = await run_loop(first, steps=2)
     async with anthropic_emulator() as second:

@@ -1,4 +1,4 @@
-"""The page about the emulators tells the truth: its program runs, its script loads, its faults are all there are."""
+"""The guide on the emulators is correct: its program runs, its script loads, its list of faults is complete."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Explicit caches through the SDK, the implicit cache through its usage numbers."""
+"""Explicit caches through the SDK, and the implicit cache by its usage numbers."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -57,7 +57,7 @@ async def test_a_cache_is_used_and_counted(emulator: GeminiEmulator) -> None:
     assert (cache.expire_time - cache.create_time).total_seconds() == 300
 
 
-async def test_the_streaming_path_uses_it_too_and_refuses_a_stale_one(emulator: GeminiEmulator) -> None:
+async def test_streaming_uses_it_too_and_refuses_a_stale_one(emulator: GeminiEmulator) -> None:
     client = emulator.client()
     cache = await create(client)
     config = types.GenerateContentConfig(cached_content=cache.name)
@@ -98,7 +98,7 @@ async def test_gemini_4_has_no_explicit_caches(emulator: GeminiEmulator) -> None
     ],
     ids=lambda field: next(iter(field)),
 )
-async def test_what_belongs_into_the_cache_must_not_stand_beside_it(
+async def test_what_belongs_into_the_cache_must_not_be_in_the_request(
     emulator: GeminiEmulator, field: dict[str, Any]
 ) -> None:
     client = emulator.client()
@@ -126,7 +126,7 @@ async def test_a_cache_is_bound_to_its_account(emulator: GeminiEmulator) -> None
     assert [one async for one in await other.aio.caches.list()] == []
 
 
-async def test_a_cache_lives_as_long_as_it_was_told(emulator: GeminiEmulator) -> None:
+async def test_a_cache_has_the_requested_lifetime(emulator: GeminiEmulator) -> None:
     client = emulator.client()
     cache = await create(client, ttl="300s")
     assert cache.name
@@ -140,7 +140,7 @@ async def test_a_cache_lives_as_long_as_it_was_told(emulator: GeminiEmulator) ->
     assert await refusal_of(client.aio.caches.get(name=cache.name)) == (403, "PERMISSION_DENIED", STALE)
 
 
-async def test_a_deleted_cache_is_gone(emulator: GeminiEmulator) -> None:
+async def test_a_deleted_cache_is_missing(emulator: GeminiEmulator) -> None:
     client = emulator.client()
     kept, deleted = await create(client), await create(client)
     assert deleted.name
@@ -190,7 +190,7 @@ async def test_a_common_prefix_is_read_from_the_implicit_cache(emulator: GeminiE
     assert [cached(await emulator.accepts(body)) for body in (first, longer, longer)] == [0, 12_502, 12_506]
 
 
-async def test_the_prefix_ends_where_the_request_differs(emulator: GeminiEmulator) -> None:
+async def test_the_prefix_ends_at_the_first_difference(emulator: GeminiEmulator) -> None:
     system = {"parts": [{"text": LONG}]}
     await emulator.accepts(asking(user("one"), user("two"), systemInstruction=system))
 
@@ -218,7 +218,7 @@ async def test_a_short_prefix_is_not_cached(emulator: GeminiEmulator, name: str,
     assert cached(await emulator.accepts(body, model=name)) == (tokens if hit else 0)
 
 
-async def test_the_implicit_cache_is_one_per_model_and_account_and_forgets(emulator: GeminiEmulator) -> None:
+async def test_the_implicit_cache_is_per_model_and_account_and_expires(emulator: GeminiEmulator) -> None:
     body = asking(user(LONG))
     await emulator.accepts(body)
 

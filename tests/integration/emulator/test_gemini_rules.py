@@ -1,4 +1,4 @@
-"""Every rule about requests: what breaks it gets the documented text, what keeps it is accepted."""
+"""Every rule about requests: breaking it is refused with the documented text, keeping it is accepted."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -65,12 +65,12 @@ async def emulator() -> AsyncIterator[GeminiEmulator]:
         ),
     ],
 )
-async def test_an_unknown_field_is_named_with_its_place(emulator: GeminiEmulator, body: Any, text: str) -> None:
+async def test_an_unknown_field_is_named_with_its_path(emulator: GeminiEmulator, body: Any, text: str) -> None:
     assert await emulator.refusal(body) == f"Invalid JSON payload received. {text}"
 
 
 @pytest.mark.parametrize("body", [b"{", b"nonsense", b'{"contents": [{"parts": [{"text": "\\ud800"}]}]}', b"\xff"])
-async def test_what_is_no_json_text_is_refused(emulator: GeminiEmulator, body: bytes) -> None:
+async def test_invalid_json_is_refused(emulator: GeminiEmulator, body: bytes) -> None:
     url = f"/v1/models/{MODEL}:generateContent?key=k"
     response = await emulator.http.post(url, content=body)
 
@@ -102,13 +102,13 @@ async def test_all_unknown_fields_are_listed(emulator: GeminiEmulator) -> None:
         ),
     ],
 )
-async def test_a_part_holds_one_thing_of_its_type(emulator: GeminiEmulator, part: Any, text: str) -> None:
+async def test_a_part_has_one_kind_of_content(emulator: GeminiEmulator, part: Any, text: str) -> None:
     assert await emulator.refusal({"contents": [{"parts": [part]}]}) == text
 
 
-async def test_keys_are_taken_in_both_spellings_and_signatures_in_both_alphabets(emulator: GeminiEmulator) -> None:
-    said = await emulator.accepts(asking(user("hi")))
-    (part,) = parts_of(said)
+async def test_keys_are_accepted_in_both_spellings_and_signatures_in_both_alphabets(emulator: GeminiEmulator) -> None:
+    answer = await emulator.accepts(asking(user("hi")))
+    (part,) = parts_of(answer)
     url_safe = part["thoughtSignature"].replace("+", "-").replace("/", "_").rstrip("=")
     snake = {
         "contents": [user("hi"), model({"text": part["text"], "thought_signature": url_safe}), user("more")],
@@ -231,7 +231,7 @@ async def test_thinking_is_controlled_as_the_model_allows(
         ("gemini-4-carbon", {"temperature": 0.1, "topP": 0.5, "topK": 3, "thinkingConfig": {"thinkingLevel": "HIGH"}}),
     ],
 )
-async def test_what_the_model_allows_is_accepted(emulator: GeminiEmulator, name: str, config: Any) -> None:
+async def test_supported_settings_are_accepted(emulator: GeminiEmulator, name: str, config: Any) -> None:
     assert await emulator.accepts(asking(user("hi"), generationConfig=config), model=name)
 
 
@@ -252,13 +252,13 @@ async def test_without_thinking_there_are_no_thoughts(emulator: GeminiEmulator) 
         ({"x-goog-api-key": "any other"}, 200),
     ],
 )
-async def test_a_key_is_needed(emulator: GeminiEmulator, headers: dict[str, str], status: int) -> None:
+async def test_a_key_is_required(emulator: GeminiEmulator, headers: dict[str, str], status: int) -> None:
     response = await emulator.http.get("/v1/models", headers=headers)
 
     assert response.status_code == status
 
 
-async def test_the_key_may_stand_in_the_query_and_is_not_logged(emulator: GeminiEmulator) -> None:
+async def test_the_key_may_be_in_the_query_and_is_not_logged(emulator: GeminiEmulator) -> None:
     response = await emulator.http.get("/v1/models?key=secret-key")
 
     assert response.status_code == 200
@@ -303,7 +303,7 @@ async def test_a_prompt_larger_than_the_window_is_refused(emulator: GeminiEmulat
     assert text == "The input token count (1048601) exceeds the maximum number of tokens allowed (1048576)."
 
 
-async def test_tool_choice_is_kept(emulator: GeminiEmulator) -> None:
+async def test_tool_choice_is_respected(emulator: GeminiEmulator) -> None:
     tools = [{"functionDeclarations": [{"name": "f", "parameters": {"type": "OBJECT"}}, {"name": "g"}]}]
     must = {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["g"]}}
     may_not = {"functionCallingConfig": {"mode": "NONE"}}

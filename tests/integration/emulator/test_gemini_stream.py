@@ -1,4 +1,4 @@
-"""What comes over the wire: frames, the order of chunks, signatures in their places, and tokens that add up."""
+"""The bytes on the wire: frames, the order of chunks, positions of signatures, and consistent token counts."""
 
 import json
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ def parts(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [part for chunk in chunks for part in chunk["candidates"][0]["content"].get("parts", [])]
 
 
-async def test_a_text_ends_with_a_signed_empty_part_beside_the_finish_reason(emulator: GeminiEmulator) -> None:
+async def test_a_text_ends_with_a_signed_empty_part_next_to_the_finish_reason(emulator: GeminiEmulator) -> None:
     chunks = await stream(emulator, "talk")
 
     *texts, last = parts(chunks)
@@ -53,7 +53,7 @@ async def test_a_text_ends_with_a_signed_empty_part_beside_the_finish_reason(emu
     assert [chunk["candidates"][0].get("finishReason") for chunk in chunks] == [None] * (len(chunks) - 1) + ["STOP"]
 
 
-async def test_thoughts_come_first_and_only_when_asked_for(emulator: GeminiEmulator) -> None:
+async def test_thoughts_come_first_and_only_on_request(emulator: GeminiEmulator) -> None:
     shown = parts(await stream(emulator, "talk", generationConfig=THOUGHTS))
     hidden = parts(await stream(emulator, "talk"))
 
@@ -63,7 +63,7 @@ async def test_thoughts_come_first_and_only_when_asked_for(emulator: GeminiEmula
     assert not any(part.get("thought") for part in hidden)
 
 
-async def test_parallel_calls_come_in_chunks_of_their_own(emulator: GeminiEmulator) -> None:
+async def test_parallel_calls_are_in_separate_chunks(emulator: GeminiEmulator) -> None:
     chunks = await stream(emulator, "act")
 
     calls = [part for part in parts(chunks) if "functionCall" in part]
@@ -88,11 +88,11 @@ async def test_usage_grows_and_adds_up(emulator: GeminiEmulator) -> None:
     assert len({chunk["responseId"] for chunk in chunks}) == 1
 
 
-async def test_a_unary_answer_says_the_same_in_whole_parts(emulator: GeminiEmulator) -> None:
-    talk = await emulator.accepts(asking(user("talk"), generationConfig=THOUGHTS))
+async def test_a_unary_answer_has_the_same_content_in_whole_parts(emulator: GeminiEmulator) -> None:
+    answer = await emulator.accepts(asking(user("talk"), generationConfig=THOUGHTS))
     act = await emulator.accepts(asking(user("act")))
 
-    thought, text = parts_of(talk)
+    thought, text = parts_of(answer)
     assert thought == {"text": "Let me think about this.", "thought": True}
     assert text["text"] == "Here is my answer to you."
     assert text["thoughtSignature"]
@@ -101,7 +101,7 @@ async def test_a_unary_answer_says_the_same_in_whole_parts(emulator: GeminiEmula
         ["functionCall", "thoughtSignature"],
         ["functionCall"],
     ]
-    assert talk["candidates"][0]["finishReason"] == "STOP"
+    assert answer["candidates"][0]["finishReason"] == "STOP"
 
 
 async def test_the_token_limit_cuts_the_answer_off(emulator: GeminiEmulator) -> None:

@@ -1,4 +1,4 @@
-"""A long tool loop with the stock SDK, and each way to spoil its signatures."""
+"""A long tool loop with the stock SDK, and each way to invalidate its signatures."""
 
 import copy
 from collections.abc import AsyncIterator
@@ -65,11 +65,11 @@ def answers_to(content: types.Content) -> types.Content:
 
 
 async def run_loop(client: genai.Client) -> list[types.Content]:
-    """The conversation up to and with the last function responses; the emulator accepted each of its steps."""
+    """The conversation up to the last function responses; the emulator accepted each of its steps."""
     contents = [types.Content(role="user", parts=[types.Part(text="Compare the weather everywhere")])]
     for _ in range(STEPS):
-        said = await stream_step(client, contents)
-        contents += [said, answers_to(said)]
+        answer = await stream_step(client, contents)
+        contents += [answer, answers_to(answer)]
     return contents
 
 
@@ -200,7 +200,7 @@ async def test_signatures_of_earlier_turns_may_be_absent_but_not_wrong(emulator:
 
 @pytest.mark.parametrize("dummy", ["skip_thought_signature_validator", "context_engineering_is_the_way_to_go"])
 @pytest.mark.parametrize("as_bytes", [True, False], ids=["base64", "literal"])
-async def test_the_documented_dummies_stand_for_any_signature(
+async def test_the_documented_dummies_replace_any_signature(
     emulator: GeminiEmulator, dummy: str, *, as_bytes: bool
 ) -> None:
     client = emulator.client()
@@ -219,7 +219,7 @@ async def test_the_documented_dummies_stand_for_any_signature(
     assert (sent["thoughtSignature"] == dummy) is not as_bytes
 
 
-async def test_a_text_beside_the_responses_starts_a_new_turn(emulator: GeminiEmulator) -> None:
+async def test_a_text_next_to_the_responses_starts_a_new_turn(emulator: GeminiEmulator) -> None:
     answering = {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {}}}, {"text": "go on"}]}
 
     assert await emulator.accepts(asking(user("hi"), model(call("f")), answering))
@@ -235,13 +235,13 @@ async def test_a_text_beside_the_responses_starts_a_new_turn(emulator: GeminiEmu
         ("gemini-4-carbon", "gemini-2.5-pro", None),
     ],
 )
-async def test_signatures_are_good_within_a_model_family(
+async def test_signatures_are_valid_within_a_model_family(
     emulator: GeminiEmulator, signed_by: str, sent_to: str, text: str | None
 ) -> None:
-    said = await emulator.accepts(asking(user("hi")), model=signed_by)
-    names = [part["functionCall"]["name"] for part in said["candidates"][0]["content"]["parts"]]
+    answer = await emulator.accepts(asking(user("hi")), model=signed_by)
+    names = [part["functionCall"]["name"] for part in answer["candidates"][0]["content"]["parts"]]
     answers = {"role": "user", "parts": [{"functionResponse": {"name": name, "response": {}}} for name in names]}
-    body = asking(user("hi"), said["candidates"][0]["content"], answers)
+    body = asking(user("hi"), answer["candidates"][0]["content"], answers)
 
     if text is None:
         await emulator.accepts(body, model=sent_to)
@@ -249,9 +249,9 @@ async def test_signatures_are_good_within_a_model_family(
         assert await emulator.refusal(body, model=sent_to) == text
 
 
-async def test_2_5_neither_numbers_its_calls_nor_needs_signatures(emulator: GeminiEmulator) -> None:
-    said = await emulator.accepts(asking(user("hi")), model="gemini-2.5-flash")
-    parts = said["candidates"][0]["content"]["parts"]
+async def test_2_5_has_no_call_ids_and_needs_no_signatures(emulator: GeminiEmulator) -> None:
+    answer = await emulator.accepts(asking(user("hi")), model="gemini-2.5-flash")
+    parts = answer["candidates"][0]["content"]["parts"]
     unsigned = [{"functionCall": part["functionCall"]} for part in parts]
     answers = {"role": "user", "parts": [{"functionResponse": {"name": "get_weather", "response": {}}}] * 2}
 

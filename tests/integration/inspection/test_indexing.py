@@ -57,7 +57,9 @@ async def load_texts(database: Database, conversation_id: str) -> dict[int, str]
     return {row["seq"]: row["text"] for row in rows}
 
 
-async def test_facts_add_up_what_turns_and_calls_say(database: Database, store: PostgresStore, tenant: Tenant) -> None:
+async def test_facts_are_the_sums_over_turns_and_calls(
+    database: Database, store: PostgresStore, tenant: Tenant
+) -> None:
     conversation = await create_conversation(store, tenant.id)
     accepted = await accept(store, tenant.id, user_input(conversation.id, "How is Oslo?"))
     await store.finish_turn(accepted.lease, answer(calls=["call_1"]))
@@ -117,7 +119,7 @@ async def test_counting_again_changes_nothing(database: Database, store: Postgre
 
 @settings(max_examples=10)
 @given(portions=st.lists(st.integers(0, 3), min_size=1, max_size=5), page=st.integers(1, 4))
-async def test_portions_of_any_size_give_the_same_facts(
+async def test_batches_of_any_size_give_the_same_facts(
     database: Database, store: PostgresStore, key_ring: Any, portions: list[int], page: int
 ) -> None:
     tenant = await key_ring.create_tenant(f"t-{asyncio.get_running_loop().time()}")
@@ -141,7 +143,9 @@ async def test_portions_of_any_size_give_the_same_facts(
     assert await load_texts(database, one.id) == await load_texts(database, other.id)
 
 
-async def test_indexers_at_once_count_each_turn_once(database: Database, store: PostgresStore, tenant: Tenant) -> None:
+async def test_concurrent_indexers_count_each_turn_once(
+    database: Database, store: PostgresStore, tenant: Tenant
+) -> None:
     conversations = [await create_conversation(store, tenant.id) for _ in range(4)]
     for conversation in conversations:
         for _ in range(3):
@@ -155,7 +159,7 @@ async def test_indexers_at_once_count_each_turn_once(database: Database, store: 
         assert (facts.turn_count, facts.call_count) == (6, 3)
 
 
-async def test_a_running_turn_is_counted_when_it_has_ended(
+async def test_a_running_turn_is_counted_after_its_end(
     database: Database, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
@@ -186,7 +190,7 @@ async def test_a_stopped_indexer_catches_up(database: Database, store: PostgresS
     assert 0 <= await load_lag_seconds(database) < 60
 
 
-async def test_what_came_with_an_old_date_is_found_by_the_walk(
+async def test_turns_with_an_old_date_are_found_by_the_full_scan(
     database: Database, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
@@ -200,7 +204,7 @@ async def test_what_came_with_an_old_date_is_found_by_the_walk(
     assert (await index_all(database)).turn_count == 2
 
 
-async def test_a_fork_counts_its_turns_but_not_what_others_have_paid(
+async def test_a_fork_counts_its_turns_but_not_the_costs_of_its_source(
     database: Database, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
@@ -262,7 +266,7 @@ async def test_an_erased_conversation_leaves_no_facts(database: Database, store:
     assert await load_texts(database, conversation.id) == {}
 
 
-async def test_a_worker_indexes_by_itself(
+async def test_a_worker_runs_the_indexer(
     database: Database, store: PostgresStore, tenant: Tenant, server_settings: Settings
 ) -> None:
     conversation = await create_conversation(store, tenant.id)

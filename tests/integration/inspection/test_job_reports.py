@@ -1,4 +1,4 @@
-"""Jobs that others can see: what waits, runs, waits for later and has failed, for operators and for tenants."""
+"""Reports of waiting, running, postponed and failed jobs, for operators and for tenants."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from server.postgres.inspection.inspector import PostgresInspector
 from server.telemetry.metrics import JobMetrics
 from tests.conftest import StrataServer
 from tests.support.conversation_driver import eventually
-from tests.support.http_driver import Talk, open_talk
+from tests.support.http_driver import ApiClient, open_api
 from tests.support.strata_process import strata_here
 
 NAME = "compaction"
@@ -68,7 +68,7 @@ async def send_scheduled(database: Database, *names: str) -> None:
 
 
 async def work_off(database: Database, *errors: Exception) -> None:
-    """Does all jobs that are due, each with the next of these errors, until none of them waits."""
+    """Run all due jobs, each with the next of these errors, until none of them waits."""
     left = list(errors)
 
     async def run(_payload: bytes) -> None:
@@ -89,7 +89,7 @@ async def work_off(database: Database, *errors: Exception) -> None:
     await working
 
 
-async def test_each_job_is_counted_in_one_place(
+async def test_each_job_is_counted_once(
     reports: PostgresInspector, queue: Database, tenant: Tenant, other: Tenant
 ) -> None:
     before = datetime.now(UTC) - timedelta(seconds=5)
@@ -111,7 +111,7 @@ async def test_each_job_is_counted_in_one_place(
     assert await reports.report_jobs("tenant_of_nobody") == []
 
 
-async def test_what_failed_says_why_and_to_its_tenant_alone(
+async def test_a_failed_job_has_its_reason_for_its_own_tenant_only(
     reports: PostgresInspector, queue: Database, tenant: Tenant, other: Tenant
 ) -> None:
     await send(queue, tenant.id, "fails")
@@ -131,7 +131,7 @@ async def test_what_failed_says_why_and_to_its_tenant_alone(
     assert await reports.report_jobs(tenant.id) == []
 
 
-async def test_what_was_postponed_waits_and_says_why(
+async def test_a_postponed_job_waits_with_its_reason(
     reports: PostgresInspector, queue: Database, tenant: Tenant
 ) -> None:
     await send(queue, tenant.id, "away")
@@ -144,7 +144,7 @@ async def test_what_was_postponed_waits_and_says_why(
     assert own.last_error == DatabaseUnavailable.code
 
 
-async def test_a_report_looks_at_so_many_jobs_and_no_more(
+async def test_a_report_reads_a_limited_number_of_jobs(
     reports: PostgresInspector, queue: Database, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(5):
@@ -156,18 +156,18 @@ async def test_a_report_looks_at_so_many_jobs_and_no_more(
 
 class TestOverHttp:
     @pytest.fixture
-    async def talk(self, strata_server: StrataServer, queue: Database) -> AsyncIterator[Talk]:
-        async with open_talk(strata_server, strata_server.admin_key) as opened:
+    async def api(self, strata_server: StrataServer, queue: Database) -> AsyncIterator[ApiClient]:
+        async with open_api(strata_server, strata_server.admin_key) as opened:
             yield opened
 
-    async def test_an_admin_sees_the_jobs_of_the_own_tenant(
-        self, talk: Talk, strata_server: StrataServer, queue: Database, other: Tenant
+    async def test_an_admin_sees_the_jobs_of_its_tenant(
+        self, api: ApiClient, strata_server: StrataServer, queue: Database, other: Tenant
     ) -> None:
-        assert await talk.expect(200, "GET", "/admin/api/jobs") == {"data": []}
+        assert await api.expect(200, "GET", "/admin/api/jobs") == {"data": []}
         await send(queue, strata_server.tenant.id, "mine")
         await send(queue, other.id, "another's")
         await send_scheduled(queue, "retention")
-        [shown] = (await talk.expect(200, "GET", "/admin/api/jobs"))["data"]
+        [shown] = (await api.expect(200, "GET", "/admin/api/jobs"))["data"]
         waiting_at = shown.pop("oldest_waiting_at")
         assert datetime.fromisoformat(waiting_at) <= datetime.now(UTC) + timedelta(minutes=1)
         assert shown == {
@@ -183,32 +183,30 @@ class TestOverHttp:
         _, theirs = await strata_server.key_ring.create_key(
             tenant_id=other.id, name="admin", scopes=frozenset({Scope.ADMIN}), expires_at=None
         )
-        async with open_talk(strata_server, theirs) as another:
+        async with open_api(strata_server, theirs) as another:
             assert [job["waiting"] for job in (await another.expect(200, "GET", "/admin/api/jobs"))["data"]] == [1]
 
-    async def test_clients_do_not(self, strata_server: StrataServer) -> None:
-        async with open_talk(strata_server) as client:
+    async def test_clients_have_no_access(self, strata_server: StrataServer) -> None:
+        async with open_api(strata_server) as client:
             assert (await client.expect(403, "GET", "/admin/api/jobs"))["code"] == "scope_missing"
 
-    async def test_the_queue_is_in_the_metrics_when_somebody_has_looked(
-        self, talk: Talk, strata_server: StrataServer, queue: Database
+    async def test_the_queue_is_in_the_metrics_after_a_report(
+        self, api: ApiClient, strata_server: StrataServer, queue: Database
     ) -> None:
-        assert "strata_jobs_waiting{" not in await scrape(talk)
+        assert "strata_jobs_waiting{" not in await scrape(api)
         await send(queue, strata_server.tenant.id, "mine")
         async with queue.connection() as connection:
             await connection.execute("UPDATE pgqueuer SET execute_after = now() - interval '90 seconds'")
         await strata_server.program.job_watch.poll()
-        shown = dict(
-            line.rsplit(" ", 1) for line in (await scrape(talk)).splitlines() if line.startswith("strata_jobs")
-        )
+        shown = dict(line.rsplit(" ", 1) for line in (await scrape(api)).splitlines() if line.startswith("strata_jobs"))
         assert shown['strata_jobs_waiting{job="compaction"}'] == "1.0"
         assert shown['strata_jobs_waiting{job="retention"}'] == "0.0"
         assert 90 <= float(shown['strata_jobs_oldest_waiting_seconds{job="compaction"}']) < 900
         assert shown['strata_jobs_oldest_waiting_seconds{job="retention"}'] == "0.0"
 
 
-async def scrape(talk: Talk) -> str:
-    answer = await talk.ask("GET", "/metrics")
+async def scrape(api: ApiClient) -> str:
+    answer = await api.ask("GET", "/metrics")
     return str(answer.text)
 
 
@@ -225,7 +223,7 @@ class Reports:
         return [JobStatus(name=NAME, waiting_count=4)]
 
 
-async def test_nothing_is_told_of_a_queue_that_nobody_can_see() -> None:
+async def test_an_unreadable_queue_has_no_metrics() -> None:
     registry, reports = CollectorRegistry(), Reports()
     load = partial(report_all_jobs, reports.report_jobs, [NAME, "retention"])
     watch = Watch(load, JobMetrics(registry).publish, pause_seconds=0.001)
@@ -282,8 +280,8 @@ class TestInTheTerminal:
         assert "nobody" in refused.stderr
 
 
-async def test_pgqueuer_still_keeps_what_the_reports_read(queue: Database, tenant: Tenant) -> None:
-    """The tables are the library's: this says at once what an upgrade has moved."""
+async def test_pgqueuer_still_stores_what_the_reports_read(queue: Database, tenant: Tenant) -> None:
+    """The tables belong to the library: this test fails if an upgrade changes them."""
     await send(queue, tenant.id, "waits")
     async with queue.connection() as connection:
         row = await connection.fetchrow("SELECT headers ->> 'tenant_id' AS tenant_id, status FROM pgqueuer")

@@ -1,4 +1,4 @@
-"""The list of conversations for operators: filters that combine, pages that lose nothing, searches that stay inside."""
+"""The list of conversations for operators: combinable filters, complete pages, and searches within a tenant."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -55,7 +55,7 @@ async def found(inspector: PostgresInspector, tenant_id: str | None, **filters: 
             return ids
 
 
-async def talk(store: PostgresStore, tenant: Tenant, text: str = "Hello", **changes: Any) -> str:
+async def add_conversation(store: PostgresStore, tenant: Tenant, text: str = "Hello", **changes: Any) -> str:
     conversation = await create_conversation(store, tenant.id)
     await take_exchange(store, tenant.id, conversation.id, text, **changes)
     return conversation.id
@@ -64,7 +64,7 @@ async def talk(store: PostgresStore, tenant: Tenant, text: str = "Hello", **chan
 async def test_newest_activity_comes_first(
     database: Database, store: PostgresStore, tenant: Tenant, inspector: PostgresInspector
 ) -> None:
-    first, second, third = [await talk(store, tenant) for _ in range(3)]
+    first, second, third = [await add_conversation(store, tenant) for _ in range(3)]
     await take_exchange(store, tenant.id, first)
     await index_new(database)
 
@@ -78,10 +78,10 @@ async def test_newest_activity_comes_first(
     assert not page.is_count_exact
 
 
-async def test_a_conversation_that_went_on_says_that_it_is_not_counted_yet(
+async def test_a_conversation_with_a_newer_turn_is_marked_as_not_counted_yet(
     database: Database, store: PostgresStore, tenant: Tenant, inspector: PostgresInspector
 ) -> None:
-    conversation_id = await talk(store, tenant)
+    conversation_id = await add_conversation(store, tenant)
     await index_new(database)
     await accept(store, tenant.id, user_input(conversation_id))
     running = (await inspector.list_conversations(tenant.id)).items[0]
@@ -93,7 +93,7 @@ async def test_a_conversation_that_went_on_says_that_it_is_not_counted_yet(
 
 
 @pytest.mark.parametrize("cap", [0, 2000], ids=["walking", "by index"])
-async def test_each_filter_finds_its_own_and_nothing_else(
+async def test_each_filter_finds_exactly_its_conversations(
     database: Database,
     store: PostgresStore,
     tenant: Tenant,
@@ -103,25 +103,28 @@ async def test_each_filter_finds_its_own_and_nothing_else(
 ) -> None:
     monkeypatch.setattr(inspection_list, "CAP", cap)
     monkeypatch.setattr(inspection_list, "WINDOW", 2)
-    plain = await talk(store, tenant)
+    plain = await add_conversation(store, tenant)
     other = call_start(provider="anthropic", model="claude-opus-5")
     by_filter: list[tuple[dict[str, Any], str]] = [
-        ({"provider": "anthropic"}, await talk(store, tenant, start=other)),
+        ({"provider": "anthropic"}, await add_conversation(store, tenant, start=other)),
         (
             {"error_code": "provider_disconnected"},
-            await talk(
+            await add_conversation(
                 store, tenant, state=TurnState.FAILED, stop_reason=StopReason.ERROR, error_code="provider_disconnected"
             ),
         ),
         (
             {"was_recovered": True},
-            await talk(store, tenant, state=TurnState.INTERRUPTED, error_code="turn_interrupted"),
+            await add_conversation(store, tenant, state=TurnState.INTERRUPTED, error_code="turn_interrupted"),
         ),
-        ({"tool_name": "get_weather"}, await talk(store, tenant, calls=["call_1"])),
-        ({"has_repairs": True}, await talk(store, tenant, start=call_start(repairs=({"kind": "answer_left_out"},)))),
-        ({"cost_from": Decimal(1)}, await talk(store, tenant, end=call_end(cost_usd=Decimal(2)))),
+        ({"tool_name": "get_weather"}, await add_conversation(store, tenant, calls=["call_1"])),
+        (
+            {"has_repairs": True},
+            await add_conversation(store, tenant, start=call_start(repairs=({"kind": "answer_left_out"},))),
+        ),
+        ({"cost_from": Decimal(1)}, await add_conversation(store, tenant, end=call_end(cost_usd=Decimal(2)))),
         *[
-            ({name: True}, await talk(store, tenant, start=call_start(warnings=(warning,))))
+            ({name: True}, await add_conversation(store, tenant, start=call_start(warnings=(warning,))))
             for name, warning in WARNINGS.items()
             if name != "has_withheld_signature"
         ],
@@ -141,7 +144,7 @@ async def test_each_filter_finds_its_own_and_nothing_else(
 async def test_filters_by_assistant_and_time(
     database: Database, store: PostgresStore, tenant: Tenant, inspector: PostgresInspector
 ) -> None:
-    first, second = [await talk(store, tenant) for _ in range(2)]
+    first, second = [await add_conversation(store, tenant) for _ in range(2)]
     await index_new(database)
     assistant_id = (await store.load_conversation(tenant.id, first)).assistant_id
 
@@ -166,9 +169,9 @@ async def test_words_and_phrases_are_found(
 ) -> None:
     monkeypatch.setattr(inspection_list, "CAP", cap)
     monkeypatch.setattr(inspection_list, "TEXT_WINDOW", 2)
-    oslo = await talk(store, tenant, "The weather in Oslo is cold.")
-    bergen = await talk(store, tenant, "In Bergen the cold weather rains, 100%.")
-    await talk(store, tenant, NASTY)
+    oslo = await add_conversation(store, tenant, "The weather in Oslo is cold.")
+    bergen = await add_conversation(store, tenant, "In Bergen the cold weather rains, 100%.")
+    await add_conversation(store, tenant, NASTY)
     await index_new(database)
 
     assert await found(inspector, tenant.id, text="weather cold") == [bergen, oslo]
@@ -183,10 +186,10 @@ async def test_words_and_phrases_are_found(
 
 
 @pytest.mark.parametrize("text", ["!!!", "'", "\\", "a & b | !c:*", "<->", "((", ":*", "\x00", '"', "tenant:", NASTY])
-async def test_a_search_for_anything_breaks_nothing(
+async def test_any_search_text_is_accepted(
     database: Database, store: PostgresStore, tenant: Tenant, inspector: PostgresInspector, text: str
 ) -> None:
-    plain = await talk(store, tenant, "plain")
+    plain = await add_conversation(store, tenant, "plain")
     await index_new(database)
 
     assert await found(inspector, tenant.id, text=text) in ([], [plain])
@@ -195,7 +198,7 @@ async def test_a_search_for_anything_breaks_nothing(
     assert await found(inspector, tenant.id, text="plain") == [plain]
 
 
-async def test_a_tenant_sees_its_own_and_all_tenants_are_seen_without_one(
+async def test_a_tenant_sees_its_own_and_without_a_tenant_all_are_visible(
     database: Database,
     store: PostgresStore,
     tenant: Tenant,
@@ -203,7 +206,10 @@ async def test_a_tenant_sees_its_own_and_all_tenants_are_seen_without_one(
     inspector: PostgresInspector,
 ) -> None:
     other = await key_ring.create_tenant("other")
-    mine, theirs = await talk(store, tenant, "secret word"), await talk(store, other, "secret word")
+    mine, theirs = (
+        await add_conversation(store, tenant, "secret word"),
+        await add_conversation(store, other, "secret word"),
+    )
     await index_new(database)
 
     for filters in ({}, {"text": "secret"}, {"phrase": "secret word"}, {"provider": "gemini"}):
@@ -213,12 +219,12 @@ async def test_a_tenant_sees_its_own_and_all_tenants_are_seen_without_one(
     assert await found(inspector, tenant.id, text=f"tenant:{other.id}") == []
 
 
-async def test_a_page_of_few_has_an_exact_count_and_one_of_many_an_estimate(
+async def test_a_short_list_has_an_exact_count_and_a_long_one_an_estimate(
     database: Database, store: PostgresStore, tenant: Tenant, inspector: PostgresInspector
 ) -> None:
     for _ in range(3):
-        await talk(store, tenant)
-    await talk(store, tenant, error_code="provider_disconnected", state=TurnState.FAILED)
+        await add_conversation(store, tenant)
+    await add_conversation(store, tenant, error_code="provider_disconnected", state=TurnState.FAILED)
     await index_new(database)
 
     page = await inspector.list_conversations(
@@ -232,7 +238,7 @@ async def test_a_page_of_few_has_an_exact_count_and_one_of_many_an_estimate(
     assert (page.estimated_count, page.is_count_exact) == (4, False)
 
 
-async def test_a_walk_that_finds_little_says_how_far_it_looked(
+async def test_a_search_that_finds_little_reports_how_far_it_read(
     database: Database,
     store: PostgresStore,
     tenant: Tenant,
@@ -241,7 +247,7 @@ async def test_a_walk_that_finds_little_says_how_far_it_looked(
 ) -> None:
     monkeypatch.setattr(inspection_list, "WINDOW", 2)
     for _ in range(3):
-        await talk(store, tenant)
+        await add_conversation(store, tenant)
     await index_new(database)
 
     page = await inspector.list_conversations(tenant.id, filters=InspectionFilter(cost_from=Decimal(5)))
@@ -278,6 +284,6 @@ async def test_pages_of_any_size_show_each_conversation_once(
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "IjEi", "Ijk5OTk5OTk5OTk5OTk5OTk5OTk5OToxIg"])
-async def test_a_cursor_that_is_none_is_refused(tenant: Tenant, inspector: PostgresInspector, cursor: str) -> None:
+async def test_an_invalid_cursor_is_refused(tenant: Tenant, inspector: PostgresInspector, cursor: str) -> None:
     with pytest.raises(CursorInvalid):
         await inspector.list_conversations(tenant.id, cursor=cursor)

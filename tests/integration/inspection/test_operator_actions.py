@@ -18,9 +18,9 @@ from server.postgres.store import PostgresStore
 from server.providers.choice import GEMINI
 from tests.conftest import StrataServer
 from tests.support.builders import accept, call_end, create_conversation, take_exchange, user_input
-from tests.support.conversation_driver import Walk, begin_walk, eventually, tells, until_asked
+from tests.support.conversation_driver import ConversationDriver, eventually, start_driver, text_reply, until_asked
 from tests.support.emulators import BOTH, EmulatedProviders
-from tests.support.http_driver import open_talk
+from tests.support.http_driver import open_api
 from tests.support.page_driver import Operator, admin_key_of, open_operator
 from tests.support.turn_service_driver import user_task
 
@@ -28,11 +28,11 @@ EAGER = {"compaction": {"policy": "threshold", "max_tokens": 1, "keep_exchanges"
 
 
 @pytest.fixture
-async def walk(strata_server: StrataServer, emulated: EmulatedProviders) -> Walk:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI, settings=EAGER)
+async def driver(strata_server: StrataServer, emulated: EmulatedProviders) -> ConversationDriver:
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, GEMINI, settings=EAGER)
     for number in range(3):
-        await walk.task(f"Task {number}.", tells("Done. " * 20))
-    return walk
+        await driver.task(f"Task {number}.", text_reply("Done. " * 20))
+    return driver
 
 
 @pytest.fixture
@@ -51,28 +51,28 @@ async def list_audited(database: Database, conversation_id: str) -> list[AuditEn
 # --- as JSON
 
 
-async def test_programs_do_what_clients_do_and_the_log_tells_of_it(
-    strata_server: StrataServer, walk: Walk, database: Database
+async def test_the_admin_api_has_the_actions_of_clients_and_logs_them(
+    strata_server: StrataServer, driver: ConversationDriver, database: Database
 ) -> None:
-    here = f"/admin/api/conversations/{walk.conversation_id}"
-    async with open_talk(strata_server, strata_server.admin_key) as talk:
-        answer = await talk.ask("POST", f"{here}/fork", {"at_seq": 2})
+    here = f"/admin/api/conversations/{driver.conversation_id}"
+    async with open_api(strata_server, strata_server.admin_key) as api:
+        answer = await api.ask("POST", f"{here}/fork", {"at_seq": 2})
         fork = answer.json()
         assert (answer.status_code, answer.headers["location"]) == (201, f"/admin/api/conversations/{fork['id']}")
-        assert fork["forked_from"] == {"conversation_id": walk.conversation_id, "seq": 2}
+        assert fork["forked_from"] == {"conversation_id": driver.conversation_id, "seq": 2}
 
-        planned = await talk.expect(200, "POST", f"{here}/compactions", {"dry_run": True})
-        done = await talk.expect(200, "POST", f"{here}/compactions", {"force": True})
+        planned = await api.expect(200, "POST", f"{here}/compactions", {"dry_run": True})
+        done = await api.expect(200, "POST", f"{here}/compactions", {"force": True})
         assert (planned["dry_run"], planned["last_seq"]) == (True, done["last_seq"]) == (True, 4)
-        assert (await talk.expect(200, "POST", f"{here}/compactions", {}))["outcome"] == "unchanged"
-        assert (await talk.expect(200, "DELETE", f"{here}/compactions/latest"))["outcome"] == "undone"
-        assert (await talk.expect(409, "POST", f"{here}/cancel", {"turn_seq": 2}))["code"] == "turn_not_running"
+        assert (await api.expect(200, "POST", f"{here}/compactions", {}))["outcome"] == "unchanged"
+        assert (await api.expect(200, "DELETE", f"{here}/compactions/latest"))["outcome"] == "undone"
+        assert (await api.expect(409, "POST", f"{here}/cancel", {"turn_seq": 2}))["code"] == "turn_not_running"
 
-        doomed = await talk.expect(200, "DELETE", f"{here}?dry_run=true")
+        doomed = await api.expect(200, "DELETE", f"{here}?dry_run=true")
         assert doomed["stored_bytes"] > 1000
-        assert (await talk.expect(200, "DELETE", here))["rows"] == doomed["rows"]
-        assert (await talk.expect(404, "DELETE", here))["code"] == "conversation_not_found"
-    entries = await list_audited(database, walk.conversation_id)
+        assert (await api.expect(200, "DELETE", here))["rows"] == doomed["rows"]
+        assert (await api.expect(404, "DELETE", here))["code"] == "conversation_not_found"
+    entries = await list_audited(database, driver.conversation_id)
     assert [(entry.action, entry.outcome, entry.details.get("code")) for entry in entries] == [
         (Action.FORK, "done", None),
         (Action.COMPACT, "done", None),
@@ -87,41 +87,41 @@ async def test_programs_do_what_clients_do_and_the_log_tells_of_it(
     }
 
 
-async def test_a_running_turn_is_cancelled_and_what_had_come_is_kept(
-    strata_server: StrataServer, walk: Walk, database: Database
+async def test_a_running_turn_is_cancelled_and_its_partial_answer_is_kept(
+    strata_server: StrataServer, driver: ConversationDriver, database: Database
 ) -> None:
     for name in BOTH:
-        walk.emulated[name].says(tells("This takes its time."))
-        walk.emulated[name].fails(FaultKind.SILENCE, after_chunks=1)
-    await walk.program.turn_service.take_turn(walk.tenant_id, user_task(walk.conversation_id, "Again."))
-    await until_asked(walk.emulated)
-    here = f"/admin/api/conversations/{walk.conversation_id}"
-    async with open_talk(strata_server, strata_server.admin_key) as talk:
-        assert (await talk.expect(409, "POST", f"{here}/cancel", {"turn_seq": 2}))["code"] == "turn_not_running"
-        ended = await talk.expect(200, "POST", f"{here}/cancel")
+        driver.emulated[name].queue_replies(text_reply("This takes its time."))
+        driver.emulated[name].inject_fault(FaultKind.SILENCE, after_chunks=1)
+    await driver.program.turn_service.take_turn(driver.tenant_id, user_task(driver.conversation_id, "Again."))
+    await until_asked(driver.emulated)
+    here = f"/admin/api/conversations/{driver.conversation_id}"
+    async with open_api(strata_server, strata_server.admin_key) as api:
+        assert (await api.expect(409, "POST", f"{here}/cancel", {"turn_seq": 2}))["code"] == "turn_not_running"
+        ended = await api.expect(200, "POST", f"{here}/cancel")
     assert (ended["turn"]["seq"], ended["turn"]["state"]) == (8, "cancelled")
     assert [
-        (entry.outcome, entry.details.get("seq")) for entry in await list_audited(database, walk.conversation_id)
+        (entry.outcome, entry.details.get("seq")) for entry in await list_audited(database, driver.conversation_id)
     ] == [
         ("failed", None),
         ("done", 8),
     ]
-    walk.calm()
+    driver.calm()
 
 
 async def test_keys_are_made_at_the_command_line_alone(strata_server: StrataServer) -> None:
     """A superadmin key can only be created with the credentials of the database."""
-    async with open_talk(strata_server) as talk:
-        paths = (await talk.expect(200, "GET", "/schema"))["paths"]
+    async with open_api(strata_server) as api:
+        paths = (await api.expect(200, "GET", "/schema"))["paths"]
     writing = {(method, path) for path, item in paths.items() if "/keys" in path for method in item if method != "get"}
     assert writing == {("delete", "/admin/api/keys/{key_id}")}
-    # What another tenant's superadmin made cannot be revoked from here either.
+    # A key that the superadmin of another tenant created cannot be revoked from here either.
     other = await strata_server.key_ring.create_tenant("other")
     key, _ = await strata_server.key_ring.create_key(
         tenant_id=other.id, name="all", scopes=frozenset({Scope.SUPERADMIN}), expires_at=None
     )
-    async with open_talk(strata_server, strata_server.admin_key) as talk:
-        await talk.expect(404, "DELETE", f"/admin/api/keys/{key.id}")
+    async with open_api(strata_server, strata_server.admin_key) as api:
+        await api.expect(404, "DELETE", f"/admin/api/keys/{key.id}")
 
 
 # --- on pages
@@ -134,36 +134,40 @@ def form(conversation_id: str, **fields: str) -> dict[str, str]:
 
 
 async def state_of(store: PostgresStore, database: Database, tenant_id: str, conversation_id: str) -> tuple[Any, ...]:
-    """What an action would change."""
+    """The state that an action would change."""
     conversation = await store.load_conversation(tenant_id, conversation_id)
     page = await store.list_conversations(tenant_id)
     return conversation, len(page.items), [entry.action for entry in await list_audited(database, conversation_id)]
 
 
-async def test_a_form_of_another_site_or_without_its_token_does_nothing(
-    strata_server: StrataServer, operator: Operator, store: PostgresStore, database: Database, walk: Walk
+async def test_a_form_of_another_site_or_without_its_token_has_no_effect(
+    strata_server: StrataServer,
+    operator: Operator,
+    store: PostgresStore,
+    database: Database,
+    driver: ConversationDriver,
 ) -> None:
-    before = await state_of(store, database, walk.tenant_id, walk.conversation_id)
+    before = await state_of(store, database, driver.tenant_id, driver.conversation_id)
     token = await operator.csrf_token()
     for action in ACTIONS:
-        path = f"/admin/conversations/{walk.conversation_id}/{action}"
+        path = f"/admin/conversations/{driver.conversation_id}/{action}"
         answers = [
-            await operator.send(path, form(walk.conversation_id)),
-            await operator.send(path, form(walk.conversation_id, csrf_token=token[:-1] + "x")),
-            await operator.send(path, form(walk.conversation_id, csrf_token=token), origin="https://elsewhere.test"),
+            await operator.send(path, form(driver.conversation_id)),
+            await operator.send(path, form(driver.conversation_id, csrf_token=token[:-1] + "x")),
+            await operator.send(path, form(driver.conversation_id, csrf_token=token), origin="https://elsewhere.test"),
         ]
         assert [answer.status_code for answer in answers] == [403, 403, 403], action
         async with open_operator(strata_server.url) as visitor:
             assert (await visitor.get(path)).headers["location"].startswith("/admin/login")
-            assert (await visitor.send(path, form(walk.conversation_id))).headers["location"] == "/admin/login"
+            assert (await visitor.send(path, form(driver.conversation_id))).headers["location"] == "/admin/login"
             # A key is not accepted in place of a session.
             bearer = {"authorization": f"Bearer {strata_server.client_key}"}
             assert (await visitor.get(path, **bearer)).headers["location"].startswith("/admin/login")
-    assert await state_of(store, database, walk.tenant_id, walk.conversation_id) == before
+    assert await state_of(store, database, driver.tenant_id, driver.conversation_id) == before
 
 
-async def test_a_conversation_of_another_tenant_does_not_exist_but_for_a_superadmin(
-    strata_server: StrataServer, store: PostgresStore, database: Database, walk: Walk
+async def test_a_conversation_of_another_tenant_does_not_exist_except_for_a_superadmin(
+    strata_server: StrataServer, store: PostgresStore, database: Database, driver: ConversationDriver
 ) -> None:
     other = await strata_server.key_ring.create_tenant("other")
     keys = [
@@ -174,21 +178,21 @@ async def test_a_conversation_of_another_tenant_does_not_exist_but_for_a_superad
         )[1]
         for scope in (Scope.ADMIN, Scope.SUPERADMIN)
     ]
-    here = f"/admin/conversations/{walk.conversation_id}"
-    before = await state_of(store, database, walk.tenant_id, walk.conversation_id)
+    here = f"/admin/conversations/{driver.conversation_id}"
+    before = await state_of(store, database, driver.tenant_id, driver.conversation_id)
     async with open_operator(strata_server.url) as stranger:
         await stranger.log_in(keys[0])
         token = await stranger.csrf_token()
         for action in ACTIONS:
             assert (await stranger.get(f"{here}/{action}")).status_code == 404
-            answer = await stranger.send(f"{here}/{action}", form(walk.conversation_id, csrf_token=token))
+            answer = await stranger.send(f"{here}/{action}", form(driver.conversation_id, csrf_token=token))
             assert (answer.status_code, "Back to the conversation" in answer.text) == (404, False)
-    conversation, count, log = await state_of(store, database, walk.tenant_id, walk.conversation_id)
+    conversation, count, log = await state_of(store, database, driver.tenant_id, driver.conversation_id)
     assert (conversation, count) == before[:2]
     assert len(log) == len(ACTIONS)
-    assert {entry.tenant_id for entry in await list_audited(database, walk.conversation_id)} == {other.id}
+    assert {entry.tenant_id for entry in await list_audited(database, driver.conversation_id)} == {other.id}
 
-    before = await state_of(store, database, walk.tenant_id, walk.conversation_id)
+    before = await state_of(store, database, driver.tenant_id, driver.conversation_id)
     async with open_operator(strata_server.url) as superadmin:
         await superadmin.log_in(keys[1])
         token = await superadmin.csrf_token()
@@ -197,21 +201,21 @@ async def test_a_conversation_of_another_tenant_does_not_exist_but_for_a_superad
         assert "not your own" in (await superadmin.get(f"{here}/export")).text
         for action in set(ACTIONS) - {"export"}:
             assert (await superadmin.get(f"{here}/{action}")).status_code == 403
-            answer = await superadmin.send(f"{here}/{action}", form(walk.conversation_id, csrf_token=token))
+            answer = await superadmin.send(f"{here}/{action}", form(driver.conversation_id, csrf_token=token))
             assert (answer.status_code, "other_tenant_read_only" in answer.text) == (403, True)
-    conversation, count, _ = await state_of(store, database, walk.tenant_id, walk.conversation_id)
+    conversation, count, _ = await state_of(store, database, driver.tenant_id, driver.conversation_id)
     assert (conversation, count) == before[:2]
-    assert (await list_audited(database, walk.conversation_id))[-1].tenant_id == walk.tenant_id
+    assert (await list_audited(database, driver.conversation_id))[-1].tenant_id == driver.tenant_id
 
 
-async def test_what_cannot_be_done_is_a_page_that_says_what_to_do(
-    operator: Operator, store: PostgresStore, walk: Walk
+async def test_an_impossible_action_is_a_page_with_a_remedy(
+    operator: Operator, store: PostgresStore, driver: ConversationDriver
 ) -> None:
-    here = f"/admin/conversations/{walk.conversation_id}"
+    here = f"/admin/conversations/{driver.conversation_id}"
     token = await operator.csrf_token()
 
     async def refused(action: str, **fields: str) -> tuple[int, str]:
-        answer = await operator.send(f"{here}/{action}", form(walk.conversation_id, csrf_token=token, **fields))
+        answer = await operator.send(f"{here}/{action}", form(driver.conversation_id, csrf_token=token, **fields))
         assert f'href="{here}">Back to the conversation' in answer.text
         code = re.search(r"<dt>Code</dt><dd><code>(\w+)", answer.text)
         assert code is not None
@@ -222,7 +226,7 @@ async def test_what_cannot_be_done_is_a_page_that_says_what_to_do(
     for seq in ("99", "0", "-1", "two", "9" * 5000, ""):
         assert await refused("fork", at_seq=seq) == (404, "turn_not_found")
     assert (await operator.get(f"{here}/fork?at_seq=99")).status_code == 404
-    await accept(store, walk.tenant_id, user_input(walk.conversation_id, "Again"))
+    await accept(store, driver.tenant_id, user_input(driver.conversation_id, "Again"))
     for action in ("erase", "export"):
         assert await refused(action) == (409, "conversation_busy")
         assert "after it has ended" in (await operator.get(f"{here}/{action}")).text
@@ -237,7 +241,7 @@ async def test_a_notice_is_one_of_ours_or_none(operator: Operator) -> None:
 # --- export
 
 
-async def test_a_client_that_leaves_in_the_middle_of_an_export_leaves_nothing_behind(
+async def test_a_client_that_disconnects_during_an_export_leaves_nothing_behind(
     strata_server: StrataServer, store: PostgresStore, database: Database, operator: Operator
 ) -> None:
     """No connection is held and no task keeps reading."""

@@ -1,4 +1,4 @@
-"""The overview adds up the calls of a time, and its alarms hold as long as the trouble does."""
+"""The overview sums the calls of a time span, and its alarms last as long as the problem."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -73,7 +73,7 @@ async def test_cells_add_up_by_step_and_key(store: PostgresStore, tenant: Tenant
     assert found.by_key[1].first_byte_seconds == pytest.approx(4.5)
 
 
-async def test_many_keys_are_told_and_the_largest_of_them_step_by_step(
+async def test_keys_are_counted_and_the_largest_have_their_own_series(
     store: PostgresStore, tenant: Tenant, overviews: PostgresInspector
 ) -> None:
     count = CELL_KEY_LIMIT + 2
@@ -90,7 +90,7 @@ async def test_many_keys_are_told_and_the_largest_of_them_step_by_step(
     assert [cell.call_count for cell in found.by_step] == [count / 2, count / 2]
 
 
-async def test_a_time_without_calls_has_a_total_of_none(tenant: Tenant, overviews: PostgresInspector) -> None:
+async def test_a_time_span_without_calls_has_no_total(tenant: Tenant, overviews: PostgresInspector) -> None:
     found = await overviews.load_overview(tenant.id, OverviewBy.ASSISTANT, since=NOON, until=NOON + timedelta(days=1))
 
     assert found.step is OverviewStep.HOUR
@@ -98,7 +98,7 @@ async def test_a_time_without_calls_has_a_total_of_none(tenant: Tenant, overview
     assert (found.by_step, found.by_key, found.cells, found.slowest) == ([], [], [], [])
 
 
-async def test_what_stands_out_comes_first_and_tenants_stay_apart(
+async def test_outliers_come_first_and_tenants_are_separate(
     store: PostgresStore, tenant: Tenant, key_ring: PostgresKeyRing, overviews: PostgresInspector
 ) -> None:
     dear = await call(store, tenant, cost_usd=Decimal(5))
@@ -117,7 +117,7 @@ async def test_what_stands_out_comes_first_and_tenants_stay_apart(
     assert [(cell.key, cell.call_count) for cell in everybody.by_key] == [("gemini", 3)]
 
 
-async def test_trouble_is_an_alarm(
+async def test_a_problem_is_an_alarm(
     database: Database, store: PostgresStore, tenant: Tenant, overviews: PostgresInspector
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
@@ -163,6 +163,6 @@ async def test_a_stuck_compaction_is_an_alarm_until_the_next_answer_or_epoch(
     assert await stuck() == [("blocked_by_open_call", 2000)]
     await store.begin_epoch(tenant.id, conversation.id, epoch(2, "Other."))
     assert await stuck() == []
-    # Of another tenant nothing is noted.
+    # No alarm is recorded for another tenant.
     await alarms.record_blocked("tenant_x", conversation.id, reason="x", request_tokens=1, seq=9, epoch=9)
     assert await stuck() == []

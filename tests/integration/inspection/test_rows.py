@@ -1,6 +1,6 @@
-"""What an operator's page reads does not grow with the tables, however many conversations there are.
+"""What a page of operators reads does not grow with the tables.
 
-Looked at by plan, on tables that are filled and analysed, at two sizes: not by clock.
+The test compares query plans at two sizes, on filled and analysed tables; it measures no time.
 """
 
 from collections.abc import AsyncIterator
@@ -29,8 +29,9 @@ GROWTH = 1.25
 FEW = 300
 """Smaller differences are ignored: an index may have one level more, or a fuller page."""
 
-# All rows of one conversation once more, under ids of their own and further back in time. What it said varies: every
-# copy has common words, every second one another word and a label, the newest few something that is rare.
+# All rows of one conversation again, with new ids and further back in time. The texts vary: every copy has common
+# words,
+# every second one another word and a label, the newest few something that is rare.
 _COPIES = """
 CREATE TEMPORARY TABLE copies AS
 SELECT number, md5('copy ' || number)::uuid AS id, number * interval '1 minute' AS age,
@@ -66,7 +67,7 @@ _CHANGES = {
 
 @pytest.fixture(scope="module")
 async def filled(server_url: str, worker_id: str) -> AsyncIterator[WatchedDatabase]:
-    """A database of its own: its tables are filled, analysed, and filled further."""
+    """A separate database: its tables are filled, analysed, and filled further."""
     name = f"strata_rows_{worker_id}"
     connection = await asyncpg.connect(server_url)
     try:
@@ -101,7 +102,7 @@ async def fill(database: WatchedDatabase, original: str, first: int, last: int) 
 async def test_what_a_page_reads_does_not_grow_with_the_tables(
     filled: WatchedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Else the tables would have to be so large that the test were slow.
+    # Otherwise the tables would have to be so large that the test would be slow.
     monkeypatch.setattr(conversation_list, "ENTRIES", 2000)
     store, ring = PostgresStore(filled), PostgresKeyRing(filled)
     tenant = await ring.create_tenant("acme")

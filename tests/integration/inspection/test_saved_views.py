@@ -24,7 +24,7 @@ def views(database: Database) -> PostgresSavedViews:
     return PostgresSavedViews(database)
 
 
-async def test_views_are_kept_by_name_and_told_to_the_log(
+async def test_views_are_stored_by_name_and_logged(
     views: PostgresSavedViews, tenant: Tenant, database: Database
 ) -> None:
     second = await views.save_view(tenant.id, "b", FILTERS, OPERATOR)
@@ -62,7 +62,7 @@ async def test_views_of_another_tenant_do_not_exist(
     assert [found.id for found in await views.list_views(tenant.id)] == [view.id]
 
 
-async def test_no_tenant_keeps_more_than_the_limit_however_many_save_at_once(
+async def test_no_tenant_has_more_views_than_the_limit_under_concurrency(
     views: PostgresSavedViews, tenant: Tenant
 ) -> None:
     saving = (views.save_view(tenant.id, f"view {number}", FILTERS, OPERATOR) for number in range(VIEW_LIMIT + 5))
@@ -96,7 +96,7 @@ async def test_views_over_http(strata_server: StrataServer) -> None:
         assert (again.status_code, again.json()["code"]) == (404, "view_not_found")
 
 
-async def test_the_log_over_http_is_filtered_and_turned_page_by_page(strata_server: StrataServer) -> None:
+async def test_the_audit_log_over_http_is_filtered_and_paged(strata_server: StrataServer) -> None:
     ring = strata_server.key_ring
     _, text = await ring.create_key(
         tenant_id=strata_server.tenant.id, name="root", scopes=frozenset({Scope.SUPERADMIN}), expires_at=None

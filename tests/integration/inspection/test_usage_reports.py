@@ -1,4 +1,4 @@
-"""What a tenant's calls took and cost, by day, assistant, model and conversation."""
+"""Tokens and costs of the calls of a tenant, by day, assistant, model and conversation."""
 
 import re
 from collections.abc import AsyncIterator
@@ -31,9 +31,9 @@ from tests.support.builders import (
     take_exchange,
     user_input,
 )
-from tests.support.conversation_driver import begin_walk, tells
+from tests.support.conversation_driver import start_driver, text_reply
 from tests.support.database_source import with_database
-from tests.support.http_driver import Talk, open_talk
+from tests.support.http_driver import ApiClient, open_api
 
 SINCE, UNTIL = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)
 USAGE = Usage(fresh_input_tokens=10, cache_read_tokens=80, cache_write_tokens=10, output_tokens=5, reasoning_tokens=2)
@@ -45,8 +45,8 @@ def reports(database: Database) -> PostgresInspector:
 
 
 @pytest.fixture
-async def talk(strata_server: StrataServer) -> AsyncIterator[Talk]:
-    async with open_talk(strata_server, strata_server.admin_key) as opened:
+async def api(strata_server: StrataServer) -> AsyncIterator[ApiClient]:
+    async with open_api(strata_server, strata_server.admin_key) as opened:
         yield opened
 
 
@@ -70,7 +70,7 @@ async def call(
     await take_exchange(store, tenant.id, conversation_id, start=start, end=end)
 
 
-async def test_calls_are_added_up_by_whatever_is_asked_for(
+async def test_calls_are_summed_by_any_grouping(
     reports: PostgresInspector, store: PostgresStore, tenant: Tenant
 ) -> None:
     first, second = [await create_conversation(store, tenant.id) for _ in range(2)]
@@ -103,7 +103,7 @@ async def test_calls_are_added_up_by_whatever_is_asked_for(
     assert ([row.key for row in cut.rows], cut.is_complete, cut.total.call_count) == ([first.id], False, 4)
 
 
-async def test_an_assistant_is_called_what_it_is_called_now(
+async def test_an_assistant_has_its_current_name(
     reports: PostgresInspector, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
@@ -113,7 +113,7 @@ async def test_an_assistant_is_called_what_it_is_called_now(
     assert (row.key, row.name) == (conversation.assistant_id, "Another name")
 
 
-async def test_summaries_count_and_those_of_a_forks_source_are_the_sources(
+async def test_summaries_count_and_those_of_a_forks_source_belong_to_the_source(
     reports: PostgresInspector, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
@@ -133,7 +133,7 @@ async def record_summary(store: PostgresStore, tenant: Tenant, conversation_id: 
     await store.record_call(tenant.id, conversation_id, Call(turn_seq=-1, start=start, end=end))
 
 
-async def test_a_sum_with_an_unknown_price_in_it_is_unknown(
+async def test_a_sum_with_an_unknown_price_is_unknown(
     reports: PostgresInspector, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
@@ -145,7 +145,7 @@ async def test_a_sum_with_an_unknown_price_in_it_is_unknown(
     assert {row.key: row.cost_usd for row in by_model} == {"m": Decimal("0.5"), "unheard": None}
 
 
-async def test_a_call_that_runs_or_reported_nothing_has_no_price_to_be_missed(
+async def test_a_running_call_or_one_without_usage_has_no_missing_price(
     reports: PostgresInspector, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
@@ -158,9 +158,7 @@ async def test_a_call_that_runs_or_reported_nothing_has_no_price_to_be_missed(
     await store.finish_turn(accepted.lease, answer(start=None, end=None))
 
 
-async def test_a_fork_counts_what_was_asked_for_it(
-    reports: PostgresInspector, store: PostgresStore, tenant: Tenant
-) -> None:
+async def test_a_fork_counts_its_own_calls(reports: PostgresInspector, store: PostgresStore, tenant: Tenant) -> None:
     conversation = await create_conversation(store, tenant.id)
     for _ in range(2):
         await call(store, tenant, conversation.id)
@@ -201,7 +199,9 @@ FROM generate_series(0, 199) AS day, conversation ORDER BY day
 
 
 async def test_a_report_on_a_large_table_reads_the_pages_of_its_own_time(server_url: str, worker_id: str) -> None:
-    """In a database of its own: the calls lie in the order of their time, as they do where nothing is emptied."""
+    """In a separate database: the calls are in the order of time, as in a database that is not emptied between
+    tests.
+    """
     name = f"strata_usage_{worker_id}"
     connection = await asyncpg.connect(server_url)
     database = Database(DatabaseOptions(url=with_database(server_url, name)))
@@ -237,22 +237,22 @@ async def count_pages_read(database: Database, by: UsageBy) -> int:
     return sum(int(count) for count in read)
 
 
-async def test_the_report_over_http_is_what_was_just_spent(
-    strata_server: StrataServer, talk: Talk, emulated: Any
+async def test_the_report_over_http_has_the_latest_calls(
+    strata_server: StrataServer, api: ApiClient, emulated: Any
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, ANTHROPIC)
-    costs = [(await walk.task("Hello?", tells("Yes."))).turn.cost_usd for _ in range(2)]
-    shown = await talk.expect(200, "GET", "/admin/api/usage?by=conversation")
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, ANTHROPIC)
+    costs = [(await driver.task("Hello?", text_reply("Yes."))).turn.cost_usd for _ in range(2)]
+    shown = await api.expect(200, "GET", "/admin/api/usage?by=conversation")
     assert (shown["by"], shown["complete"]) == ("conversation", True)
     (row,) = shown["data"]
-    assert (row["key"], row["calls"], row["unpriced_calls"]) == (walk.conversation_id, 2, 0)
+    assert (row["key"], row["calls"], row["unpriced_calls"]) == (driver.conversation_id, 2, 0)
     assert row["cost_usd"] == pytest.approx(float(sum(cost for cost in costs if cost is not None)))
-    usages = [call.end.usage for call in await walk.calls() if call.end is not None]
+    usages = [call.end.usage for call in await driver.calls() if call.end is not None]
     assert row["usage"]["output_tokens"] == sum(usage.output_tokens for usage in usages)
     assert (shown["total"]["key"], shown["total"]["cost_usd"]) == ("total", row["cost_usd"])
-    days = await talk.expect(200, "GET", "/admin/api/usage")
+    days = await api.expect(200, "GET", "/admin/api/usage")
     assert [one["calls"] for one in days["data"]] == [2]
-    none = await talk.expect(200, "GET", "/admin/api/usage?from=2020-01-01T00:00:00Z&to=2020-02-01T00:00:00Z&by=model")
+    none = await api.expect(200, "GET", "/admin/api/usage?from=2020-01-01T00:00:00Z&to=2020-02-01T00:00:00Z&by=model")
     assert (none["data"], none["since"], none["until"]) == ([], "2020-01-01T00:00:00Z", "2020-02-01T00:00:00Z")
 
 
@@ -269,11 +269,11 @@ async def test_the_report_over_http_is_what_was_just_spent(
         "to=0001-01-01T00:00:00Z",
     ],
 )
-async def test_a_report_that_cannot_be_made_is_refused(talk: Talk, query: str) -> None:
-    problem = await talk.expect(422, "GET", f"/admin/api/usage?{query}")
+async def test_an_impossible_report_is_refused(api: ApiClient, query: str) -> None:
+    problem = await api.expect(422, "GET", f"/admin/api/usage?{query}")
     assert problem["code"] == "validation_failed"
 
 
 async def test_reports_are_for_admins(strata_server: StrataServer) -> None:
-    async with open_talk(strata_server) as client:
+    async with open_api(strata_server) as client:
         assert (await client.expect(403, "GET", "/admin/api/usage"))["code"] == "scope_missing"

@@ -1,4 +1,4 @@
-"""Compaction by itself: the turn that ends asks the policy, a job is queued once, a worker does it."""
+"""Automatic compaction: the end of a turn evaluates the policy, a job is queued once, a worker executes it."""
 
 import json
 import logging
@@ -20,7 +20,13 @@ from server.postgres.jobs import prune_queue_log
 from server.postgres.store import PostgresStore
 from tests.conftest import StrataServer
 from tests.support.builders import create_conversation
-from tests.support.conversation_driver import Walk, assert_all_accepted, begin_walk, eventually, tells
+from tests.support.conversation_driver import (
+    ConversationDriver,
+    assert_all_accepted,
+    eventually,
+    start_driver,
+    text_reply,
+)
 from tests.support.emulators import BOTH, EmulatedProviders
 from tests.support.turn_service_driver import settle
 
@@ -47,8 +53,8 @@ async def queued(database: Database) -> list[dict[str, Any]]:
     return [{"key": row["dedupe_key"], "later": row["later"], **json.loads(row["payload"])} for row in rows]
 
 
-async def reasons_of(walk: Walk) -> list[EpochReason]:
-    page = await walk.program.store.list_epochs(walk.tenant_id, walk.conversation_id)
+async def reasons_of(driver: ConversationDriver) -> list[EpochReason]:
+    page = await driver.program.store.list_epochs(driver.tenant_id, driver.conversation_id)
     return [outline.reason for outline in page.items]
 
 
@@ -58,41 +64,45 @@ class TestInsideTheServer:
         return server_settings.model_copy(update={"worker_inside": True})
 
     @pytest.mark.parametrize("provider", BOTH)
-    async def test_a_conversation_is_compacted_by_itself(
+    async def test_a_conversation_is_compacted_automatically(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
-        walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider, settings=EAGER)
+        driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, provider, settings=EAGER)
 
         async def compacted() -> bool:
-            return EpochReason.COMPACTED in await reasons_of(walk)
+            return EpochReason.COMPACTED in await reasons_of(driver)
 
         for number in range(4):
-            await walk.task(f"Task {number}.", tells("Fine."))
+            await driver.task(f"Task {number}.", text_reply("Fine."))
         await eventually(compacted)
-        await walk.task("And on?", tells("On and on."))
+        await driver.task("And on?", text_reply("On and on."))
         assert_all_accepted(emulated[provider].requests())
 
 
-async def test_turns_queue_their_conversation_no_more_than_twice(
+async def test_turns_queue_their_conversation_at_most_twice(
     strata_server: StrataServer, emulated: EmulatedProviders, queue: Database
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, "gemini", settings=EAGER)
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, "gemini", settings=EAGER)
     for number in range(2):
-        await walk.task(f"Task {number}.", tells("Fine."))
+        await driver.task(f"Task {number}.", text_reply("Fine."))
     await settle(strata_server.program)
     await strata_server.program.compaction_watch.close()
     assert await queued(queue) == []
     for number in range(3):
-        await walk.task(f"Another task {number}.", tells("Fine."))
+        await driver.task(f"Another task {number}.", text_reply("Fine."))
     await settle(strata_server.program)
     await strata_server.program.compaction_watch.close()
     jobs = await queued(queue)
     assert len(jobs) <= 2, "one, and one behind it"
     for job in jobs:
-        assert (job["tenant_id"], job["conversation_id"], job["later"]) == (walk.tenant_id, walk.conversation_id, False)
+        assert (job["tenant_id"], job["conversation_id"], job["later"]) == (
+            driver.tenant_id,
+            driver.conversation_id,
+            False,
+        )
 
 
-async def test_one_that_waits_for_a_cold_cache_does_not_stand_in_the_way(
+async def test_a_job_that_waits_for_a_cold_cache_does_not_block_another(
     store: PostgresStore, tenant: Tenant, queue: Database
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
@@ -103,10 +113,10 @@ async def test_one_that_waits_for_a_cold_cache_does_not_stand_in_the_way(
     assert [job["later"] for job in await queued(queue)] == [True, False, False]
 
 
-async def test_what_comes_while_one_runs_is_done_after_it(
+async def test_a_job_queued_while_one_runs_is_executed_after_it(
     store: PostgresStore, tenant: Tenant, queue: Database
 ) -> None:
-    """The one that runs may have looked before there was anything to do."""
+    """The running one may have read the conversation before there was anything to do."""
     conversation = await create_conversation(store, tenant.id)
     sender = JobSender(queue)
     await send_compaction(sender, tenant.id, conversation.id)
@@ -119,7 +129,7 @@ async def test_what_comes_while_one_runs_is_done_after_it(
     assert [row["status"] for row in rows] == ["picked", "queued"]
 
 
-async def test_a_job_that_comes_too_early_looks_again(tenant: Tenant, queue: Database) -> None:
+async def test_a_job_that_comes_too_early_is_postponed(tenant: Tenant, queue: Database) -> None:
     sender = JobSender(queue)
     asked: list[str] = []
     later = datetime.now(UTC) + timedelta(minutes=5)
@@ -133,7 +143,7 @@ async def test_a_job_that_comes_too_early_looks_again(tenant: Tenant, queue: Dat
     for _ in range(3):
         [waiting] = await queued(queue)
         async with queue.connection() as connection:
-            # As while a worker has it.
+            # As while a worker executes it.
             await connection.execute("UPDATE pgqueuer SET status = 'picked'")
         await job.run(json.dumps({name: waiting[name] for name in ("tenant_id", "conversation_id", "look")}).encode())
         async with queue.connection() as connection:
@@ -142,7 +152,7 @@ async def test_a_job_that_comes_too_early_looks_again(tenant: Tenant, queue: Dat
     assert await queued(queue) == []
 
 
-async def test_a_conversation_that_moves_too_fast_is_left_to_its_turns(
+async def test_a_conversation_that_changes_too_fast_is_left_to_its_turns(
     queue: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def compact(_tenant_id: str, _conversation_id: str) -> None:
@@ -154,14 +164,14 @@ async def test_a_conversation_that_moves_too_fast_is_left_to_its_turns(
     assert [record.message for record in caplog.records] == ["compaction.overtaken"]
 
 
-async def test_a_job_for_an_erased_conversation_is_over(strata_server: StrataServer, queue: Database) -> None:
+async def test_a_job_for_an_erased_conversation_ends(strata_server: StrataServer, queue: Database) -> None:
     [job] = [job for job in strata_server.program.jobs if job.name == NAME]
     payload = {"tenant_id": strata_server.tenant.id, "conversation_id": "conv_01jd0z8s3bf6h9kq2m4n6p8r0t", "look": 0}
     await job.run(json.dumps(payload).encode())
     assert await queued(queue) == []
 
 
-async def test_the_queues_own_records_are_pruned(queue: Database) -> None:
+async def test_the_records_of_the_queue_are_pruned(queue: Database) -> None:
     async with queue.connection() as connection:
         await connection.execute(
             "INSERT INTO pgqueuer_log (created, job_id, status, priority, entrypoint) "

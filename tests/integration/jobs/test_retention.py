@@ -1,4 +1,4 @@
-"""Retention: raw bytes go when their time is over, and nothing else does."""
+"""Retention: raw bytes are deleted when their time is over, and nothing else is."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ def days_ago(days: float) -> datetime:
 
 
 async def ended_calls(store: PostgresStore, tenant: Tenant, count: int, *, days: float = DAYS + 1) -> str:
-    """A conversation of so many calls that ended so long ago."""
+    """A conversation of this many calls that ended this long ago."""
     conversation = await create_conversation(store, tenant.id)
     for _ in range(count):
         end = call_end(ended_at=days_ago(days), raw_response=RAW)
@@ -48,7 +48,7 @@ async def count_kept(database: Database) -> int:
         return int(await connection.fetchval("SELECT count(raw_response) FROM calls"))
 
 
-async def test_a_swept_call_has_lost_its_raw_bytes_and_nothing_else(
+async def test_a_swept_call_has_lost_only_its_raw_bytes(
     database: Database, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await ended_calls(store, tenant, 1)
@@ -78,7 +78,7 @@ async def test_the_length_of_swept_bytes_stays_known(database: Database, store: 
     assert (row["raw_response"], row["raw_length"]) == (None, len(RAW))
 
 
-async def test_the_database_clock_decides_to_the_minute(
+async def test_the_clock_of_the_database_decides_to_the_minute(
     database: Database, store: PostgresStore, tenant: Tenant
 ) -> None:
     conversation = await ended_calls(store, tenant, 2, days=0)
@@ -99,7 +99,7 @@ async def test_the_database_clock_decides_to_the_minute(
         assert call.end.raw_response == raw
 
 
-async def test_a_call_that_never_ended_is_left_alone(database: Database, store: PostgresStore, tenant: Tenant) -> None:
+async def test_a_call_that_never_ended_is_not_swept(database: Database, store: PostgresStore, tenant: Tenant) -> None:
     conversation = await create_conversation(store, tenant.id)
     accepted = await accept(store, tenant.id, user_input(conversation.id))
     await store.begin_call(accepted.lease, call_start(started_at=days_ago(400)))
@@ -134,7 +134,7 @@ async def test_the_size_of_a_page_does_not_matter(
     assert (await sweep_raw_bytes(database, DAYS, page_rows=page_rows))["calls"] == 0
 
 
-async def test_each_page_is_a_statement_of_its_own(database: Database, store: PostgresStore, tenant: Tenant) -> None:
+async def test_each_page_is_a_separate_statement(database: Database, store: PostgresStore, tenant: Tenant) -> None:
     await ended_calls(store, tenant, 5)
     counting = FailingDatabase(database, fails_at=1000)
 
@@ -145,7 +145,7 @@ async def test_each_page_is_a_statement_of_its_own(database: Database, store: Po
 
 
 class FailingDatabase(Database):
-    """The same database, but one statement does not get through."""
+    """The same database, but one statement fails."""
 
     def __init__(self, database: Database, *, fails_at: int) -> None:
         super().__init__(database.options)
@@ -160,7 +160,7 @@ class FailingDatabase(Database):
         return await self._database.run(statement, repeatable=repeatable, **values)
 
 
-async def test_a_sweep_that_was_cut_off_keeps_what_it_did_and_can_be_repeated(
+async def test_an_interrupted_sweep_keeps_its_progress_and_can_be_repeated(
     database: Database, store: PostgresStore, tenant: Tenant
 ) -> None:
     await ended_calls(store, tenant, 5)
@@ -172,9 +172,7 @@ async def test_a_sweep_that_was_cut_off_keeps_what_it_did_and_can_be_repeated(
     assert (await sweep_raw_bytes(database, DAYS, page_rows=2))["calls"] == 3
 
 
-async def test_a_row_that_somebody_holds_is_left_for_the_next_time(
-    database: Database, store: PostgresStore, tenant: Tenant
-) -> None:
+async def test_a_locked_row_is_left_for_the_next_time(database: Database, store: PostgresStore, tenant: Tenant) -> None:
     await ended_calls(store, tenant, 3)
     async with database.transaction() as holder:
         await holder.execute("SELECT FROM calls WHERE turn_seq = 4 FOR UPDATE")
@@ -184,7 +182,7 @@ async def test_a_row_that_somebody_holds_is_left_for_the_next_time(
     assert (await sweep_raw_bytes(database, DAYS))["calls"] == 1
 
 
-async def test_two_sweeps_at_once_share_the_rows(database: Database, store: PostgresStore, tenant: Tenant) -> None:
+async def test_two_concurrent_sweeps_share_the_rows(database: Database, store: PostgresStore, tenant: Tenant) -> None:
     for _ in range(3):
         await ended_calls(store, tenant, 4)
 
@@ -206,7 +204,7 @@ async def test_answers_of_replays_are_swept_too(
     assert (await count_kept(database), await count_kept(replay_store)) == (0, 1)
 
 
-async def test_the_job_says_what_it_did_without_any_content(
+async def test_the_job_logs_its_counts_without_any_content(
     database: Database, store: PostgresStore, tenant: Tenant, caplog: pytest.LogCaptureFixture
 ) -> None:
     conversation = await ended_calls(store, tenant, 2)

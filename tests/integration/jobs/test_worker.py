@@ -1,4 +1,4 @@
-"""The worker on a real queue. What happens to its process and its database is in tests/faults/test_worker_faults.py."""
+"""The worker on a real queue. Faults of its process and its database are in tests/faults/test_worker_faults.py."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ OPTIONS = WorkerOptions(
 QUEUE_TABLES = ("pgqueuer", "pgqueuer_log", "pgqueuer_schedules", "pgqueuer_statistics")
 
 BEFORE_THE_QUEUE = "20261116_01"
-"""The revision that has no queue yet."""
+"""The revision before the queue."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def connection(database: Database) -> AsyncIterator[Connection]:
 async def working(
     options: DatabaseOptions, *jobs: Job, worker_options: WorkerOptions = OPTIONS
 ) -> AsyncIterator[StopRequest]:
-    """A worker beside the test; it has ended when the block has."""
+    """A worker next to the test; it has ended when the block has."""
     database = Database(options, on_first_contact=require_current_schema)
     stop = StopRequest()
     task = asyncio.create_task(Worker(database, jobs, options=worker_options).run(stop))
@@ -83,7 +83,7 @@ async def eventually(condition: Callable[[], Awaitable[object]]) -> None:
 
 
 class Diary:
-    """A job that writes down what it is given, and waits if it is told to."""
+    """A job that records its payloads, and waits on request."""
 
     def __init__(self, *, waits: bool = False, fails_with: list[Exception] | None = None) -> None:
         self.begun: list[bytes] = []
@@ -123,11 +123,11 @@ async def queued(connection: Connection) -> list[str]:
 
 
 class TestSchema:
-    """The migration against what the installed release of pgqueuer asks for."""
+    """The migration compared with what the installed release of pgqueuer requires."""
 
     @pytest.fixture
     async def empty(self, server_url: str, worker_id: str) -> AsyncIterator[DatabaseOptions]:
-        """A database without anything in it."""
+        """An empty database."""
         name = f"strata_test_{worker_id}_queue"
         connection = await asyncpg.connect(server_url)
         await connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
@@ -143,7 +143,7 @@ class TestSchema:
         assert (plan.statements, plan.notes) == ((), ())
         await JobQueue(driver, []).verify()
 
-    async def test_the_migration_makes_what_pgqueuer_would_install(
+    async def test_the_migration_creates_what_pgqueuer_would_install(
         self, connection: Connection, empty: DatabaseOptions
     ) -> None:
         installed = await connect(empty)
@@ -156,7 +156,7 @@ class TestSchema:
         assert len(expected) > 50
         assert await catalogue(connection) == expected
 
-    async def test_going_back_leaves_nothing_of_it(self, empty: DatabaseOptions) -> None:
+    async def test_downgrading_removes_the_queue(self, empty: DatabaseOptions) -> None:
         await migrate_up(empty)
         connection = await connect(empty)
         try:
@@ -215,7 +215,7 @@ FROM pg_sequences WHERE sequencename LIKE 'pgqueuer%'
 
 
 async def catalogue(connection: Connection) -> list[str]:
-    """Everything that Postgres knows of the queue, but for the indentation of its function."""
+    """Everything that Postgres knows of the queue, except for the indentation of its function."""
     return sorted(row[0] for row in await connection.fetch(CATALOGUE))
 
 
@@ -250,7 +250,7 @@ class TestJobs:
         (postponed,) = [vars(record) for record in caplog.records if record.getMessage() == "job.postponed"]
         assert (postponed["job"], postponed["code"], postponed["attempt"]) == ("diary", "database_unavailable", 1)
 
-    async def test_what_a_failed_job_said_is_in_the_log_and_not_in_the_queue(
+    async def test_the_error_of_a_failed_job_is_in_the_log_and_not_in_the_queue(
         self,
         database: Database,
         connection: Connection,
@@ -272,7 +272,7 @@ class TestJobs:
         assert failed.exc_info is not None
         assert str(failed.exc_info[1]) == "secret words"
 
-    async def test_pgqueuer_is_silent_about_everyday_work(
+    async def test_pgqueuer_logs_nothing_about_ordinary_work(
         self,
         database: Database,
         connection: Connection,
@@ -286,7 +286,7 @@ class TestJobs:
 
         assert [record.getMessage() for record in caplog.records if record.name == "pgqueuer"] == []
 
-    async def test_the_environment_does_not_choose_the_names_of_the_tables(
+    async def test_the_environment_does_not_change_the_names_of_the_tables(
         self,
         database: Database,
         connection: Connection,
@@ -305,7 +305,7 @@ class TestJobs:
 
 
 class TestStopping:
-    async def test_a_running_job_is_finished_and_no_other_begun(
+    async def test_a_running_job_is_finished_and_no_other_is_begun(
         self, database: Database, connection: Connection
     ) -> None:
         diary = Diary(waits=True)
@@ -313,19 +313,20 @@ class TestStopping:
         async with working(database.options, diary.job()) as stop:
             await eventually(diary.has_begun)
             stop.request()
-            # It gives signs of life while the worker stops: nobody else must begin it. A look for more jobs that was
-            # under way when the worker was asked to stop is over by then.
+            # Its heartbeats continue while the worker stops, so no other process begins it. A poll for jobs that was
+            # running when
+            # the worker was asked to stop has ended by then.
             await eventually(lambda: _has_beaten(connection))
             await enqueue(connection, b"second")
             for _ in range(50):
-                await connection.fetch("SELECT 1")  # time for a worker that would begin it all the same
+                await connection.fetch("SELECT 1")  # Time for a worker that would wrongly begin it.
             diary.may_end.set()
 
         assert (diary.begun, diary.ended) == ([b"first"], [b"first"])
         assert await queued(connection) == ["queued"]
         assert (await history(connection))[-1] == "successful"
 
-    async def test_a_job_that_does_not_finish_in_time_goes_back_to_the_queue(
+    async def test_a_job_that_does_not_finish_in_time_is_requeued(
         self,
         database: Database,
         connection: Connection,
@@ -345,7 +346,7 @@ class TestStopping:
             await eventually(quick.has_ended)
         assert quick.ended == [b"long"]
 
-    async def test_the_second_request_does_not_wait(self, database: Database, connection: Connection) -> None:
+    async def test_the_second_stop_request_does_not_wait(self, database: Database, connection: Connection) -> None:
         diary = Diary(waits=True)
         await enqueue(connection)
         patient = WorkerOptions(shutdown_limit_seconds=3600, probe_seconds=0.1)
@@ -355,7 +356,7 @@ class TestStopping:
 
         assert await queued(connection) == ["queued"]
 
-    async def test_a_worker_without_a_database_stops_as_well(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_worker_without_a_database_stops_too(self, caplog: pytest.LogCaptureFixture) -> None:
         async def has_failed() -> bool:
             return "worker.database_lost" in [record.getMessage() for record in caplog.records]
 
@@ -390,7 +391,7 @@ class TestSchedules:
 
         assert second.begun == []
 
-    async def test_a_run_that_was_missed_is_made_up_for(self, database: Database, connection: Connection) -> None:
+    async def test_a_missed_run_is_made_up_for(self, database: Database, connection: Connection) -> None:
         first, second = Diary(), Diary()
         async with working(database.options, first.job(cron="17 3 * * *")):
             await eventually(first.has_ended)
@@ -400,11 +401,11 @@ class TestSchedules:
 
         assert second.ended == [b""]
 
-    async def test_a_scheduled_run_happens_once_whatever_the_number_of_workers(
+    async def test_a_scheduled_run_happens_once_with_any_number_of_workers(
         self, database: Database, connection: Connection
     ) -> None:
         diary = Diary()
-        job = diary.job(cron="* * * * * *")  # every second
+        job = diary.job(cron="* * * * * *")  # Every second.
         async with AsyncExitStack() as stack:
             for _ in range(4):
                 await stack.enter_async_context(working(database.options, job))
@@ -420,7 +421,7 @@ class TestSchedules:
         assert len(set(seconds)) == len(seconds)
         assert len(diary.ended) <= len(seconds)
 
-    async def test_a_run_is_not_queued_on_top_of_one_that_is_not_done(
+    async def test_a_run_is_not_queued_while_the_previous_one_is_pending(
         self, database: Database, connection: Connection
     ) -> None:
         diary = Diary(waits=True)
@@ -439,7 +440,7 @@ class TestSchedules:
 
 
 class TestRetention:
-    """The one job of this release, from its setting to the bytes."""
+    """The retention job, from its setting to the bytes."""
 
     async def test_the_worker_sweeps_what_is_due(
         self,
@@ -489,5 +490,5 @@ async def _gone(connection: Connection) -> bool:
 
 
 async def _has_beaten(connection: Connection) -> bool:
-    """Whether the running job has given a sign of life since it was begun."""
+    """Whether the running job has sent a heartbeat since it was begun."""
     return bool(await connection.fetchval("SELECT heartbeat > updated FROM pgqueuer WHERE status = 'picked'"))

@@ -1,4 +1,4 @@
-"""A provider that rejects what it has signed itself costs one call, and neither a turn nor the conversation."""
+"""A provider that rejects its own signatures costs one call, and neither a turn nor the conversation."""
 
 import json
 import logging
@@ -18,15 +18,15 @@ from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
 from tests.support import turn_steps
 from tests.support.conversation_driver import (
-    Walk,
+    ConversationDriver,
     answers_in,
-    asks,
     assert_all_accepted,
     assert_no_break,
     assert_rebuilds,
-    begin_walk,
     signatures_in,
-    tells,
+    start_driver,
+    text_reply,
+    tool_reply,
     withheld_by,
 )
 from tests.support.emulators import BOTH, EmulatedProviders
@@ -50,12 +50,12 @@ MESSAGES = {
 }
 
 
-async def begin(server: StrataServer, emulated: EmulatedProviders, provider: str, **changes: Any) -> Walk:
-    """A conversation with a tool loop and an answer behind it."""
-    walk = await begin_walk(server.program, server.tenant.id, emulated, provider, **changes)
-    await walk.task("Task one.", asks("Oslo", "Bergen"), asks("Tromsø"), tells("Answer one."))
-    await walk.task("Task two.", tells("Answer two."))
-    return walk
+async def begin(server: StrataServer, emulated: EmulatedProviders, provider: str, **changes: Any) -> ConversationDriver:
+    """A conversation with a tool loop followed by an answer."""
+    driver = await start_driver(server.program, server.tenant.id, emulated, provider, **changes)
+    await driver.task("Task one.", tool_reply("Oslo", "Bergen"), tool_reply("Tromsø"), text_reply("Answer one."))
+    await driver.task("Task two.", text_reply("Answer two."))
+    return driver
 
 
 def reject_all_signatures(emulated: EmulatedProviders) -> None:
@@ -63,8 +63,8 @@ def reject_all_signatures(emulated: EmulatedProviders) -> None:
         emulated[provider].state.signer.replace_secret()
 
 
-async def calls_of_newest(walk: Walk) -> list[Call]:
-    calls = await walk.calls()
+async def calls_of_newest(driver: ConversationDriver) -> list[Call]:
+    calls = await driver.calls()
     return [call for call in calls if call.turn_seq == calls[-1].turn_seq]
 
 
@@ -72,8 +72,8 @@ def is_complete(ended: TurnEnded) -> bool:
     return ended.turn.state is TurnState.COMPLETE
 
 
-async def rejected_of(walk: Walk, provider: str) -> Rejected | None:
-    source = await walk.program.store.load_payload_source(walk.tenant_id, walk.conversation_id)
+async def rejected_of(driver: ConversationDriver, provider: str) -> Rejected | None:
+    source = await driver.program.store.load_payload_source(driver.tenant_id, driver.conversation_id)
     assert source.epoch is not None
     return source.epoch.rejected.get(provider)
 
@@ -82,14 +82,14 @@ async def rejected_of(walk: Walk, provider: str) -> Rejected | None:
 async def test_rejected_signatures_cost_one_call_and_are_not_sent_again(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    walk = await begin(strata_server, emulated, provider)
-    natives = await walk.natives()
+    driver = await begin(strata_server, emulated, provider)
+    natives = await driver.natives()
     old = signatures_in(list(natives.values()))
     reject_all_signatures(emulated)
     caplog.set_level(logging.WARNING, "strata.turn")
-    ended = await walk.task("Task three.", asks("Oslo"))
+    ended = await driver.task("Task three.", tool_reply("Oslo"))
     assert is_complete(ended)
-    failed, made = await calls_of_newest(walk)
+    failed, made = await calls_of_newest(driver)
     assert (failed.start.attempt, failed.end and failed.end.error_code) == (1, "signature_rejected")
     assert (made.start.attempt, made.end and made.end.error_code) == (2, None)
     assert (failed.start.epoch, made.start.epoch) == (1, 2)
@@ -98,36 +98,36 @@ async def test_rejected_signatures_cost_one_call_and_are_not_sent_again(
     assert {"kind": "signatures_rejected", "code": "signature_rejected", "epoch": 2} in made.start.warnings
     assert [record.message for record in caplog.records] == ["turn.signatures_rejected"]
 
-    # The loop goes on with what it was given since, and so do the turns after it.
-    await walk.answer(tells("Answer three."))
-    await walk.task("Task four.", tells("Answer four."))
+    # The loop continues with its later content, and so do the turns after it.
+    await driver.answer(text_reply("Answer three."))
+    await driver.task("Task four.", text_reply("Answer four."))
     requests = emulated[provider].requests()
     assert [request["status"] for request in requests].count(400) == 1
     sent = signatures_in(answers_in(provider, requests[-1]["body"]))
     assert set(old).isdisjoint(sent)
-    natives = await walk.natives()
+    natives = await driver.natives()
     assert [signature for signature in sent if signature != MARKER] == signatures_in([natives[10], natives[12]])
     assert signatures_in([natives[seq] for seq in (2, 4, 6, 8)]) == old
-    assert [call.start.epoch for call in await walk.calls()] == [1, 1, 1, 1, 1, 2, 2, 2]
-    assert_no_break(await walk.calls())
-    assert await rejected_of(walk, provider) == Rejected(signatures_through_seq=8)
-    await assert_rebuilds(walk)
+    assert [call.start.epoch for call in await driver.calls()] == [1, 1, 1, 1, 1, 2, 2, 2]
+    assert_no_break(await driver.calls())
+    assert await rejected_of(driver, provider) == Rejected(signatures_through_seq=8)
+    await assert_rebuilds(driver)
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_signatures_that_are_rejected_inside_a_tool_loop(
+async def test_rejected_signatures_inside_a_tool_loop(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider)
-    await walk.task("Task one.", tells("Answer one."))
-    await walk.task("Task two.", asks("Oslo", "Bergen"), asks("Tromsø"))
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, provider)
+    await driver.task("Task one.", text_reply("Answer one."))
+    await driver.task("Task two.", tool_reply("Oslo", "Bergen"), tool_reply("Tromsø"))
     reject_all_signatures(emulated)
-    assert is_complete(await walk.answer(asks("Oslo")))
-    assert is_complete(await walk.answer(tells("Answer two.")))
-    assert is_complete(await walk.task("Task three.", tells("Answer three.")))
+    assert is_complete(await driver.answer(tool_reply("Oslo")))
+    assert is_complete(await driver.answer(text_reply("Answer two.")))
+    assert is_complete(await driver.task("Task three.", text_reply("Answer three.")))
     assert [request["status"] for request in emulated[provider].requests()].count(400) == 1
-    assert_no_break(await walk.calls())
-    await assert_rebuilds(walk)
+    assert_no_break(await driver.calls())
+    await assert_rebuilds(driver)
 
 
 @pytest.mark.parametrize(
@@ -136,112 +136,114 @@ async def test_signatures_that_are_rejected_inside_a_tool_loop(
 async def test_every_known_rejection_is_recognised(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str, message: str
 ) -> None:
-    walk = await begin(strata_server, emulated, provider)
-    emulated[provider].fails(FaultKind.SIGNATURE_REJECTED, message=message)
-    assert is_complete(await walk.task("Task three.", tells("Answer three.")))
-    assert len(await calls_of_newest(walk)) == 2
-    assert is_complete(await walk.task("Task four.", tells("Answer four.")))
-    assert len(await calls_of_newest(walk)) == 1
+    driver = await begin(strata_server, emulated, provider)
+    emulated[provider].inject_fault(FaultKind.SIGNATURE_REJECTED, message=message)
+    assert is_complete(await driver.task("Task three.", text_reply("Answer three.")))
+    assert len(await calls_of_newest(driver)) == 2
+    assert is_complete(await driver.task("Task four.", text_reply("Answer four.")))
+    assert len(await calls_of_newest(driver)) == 1
     assert_all_accepted(emulated[provider].requests())
-    await assert_rebuilds(walk)
+    await assert_rebuilds(driver)
 
 
 @pytest.mark.parametrize("provider", BOTH)
 async def test_a_request_that_is_rejected_twice_fails_the_turn_and_not_the_next(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
-    walk = await begin(strata_server, emulated, provider)
-    emulated[provider].fails(FaultKind.SIGNATURE_REJECTED, times=2)
-    ended = await walk.task("Task three.", tells("Never said."))
+    driver = await begin(strata_server, emulated, provider)
+    emulated[provider].inject_fault(FaultKind.SIGNATURE_REJECTED, times=2)
+    ended = await driver.task("Task three.", text_reply("Never said."))
     assert (ended.turn.state, ended.turn.error_code) == (TurnState.FAILED, "signature_rejected")
-    assert [call.start.epoch for call in await calls_of_newest(walk)] == [1, 2]
-    walk.calm()
-    ended = await walk.task("Task four.", asks("Oslo"), tells("Answer four."))
+    assert [call.start.epoch for call in await calls_of_newest(driver)] == [1, 2]
+    driver.calm()
+    ended = await driver.task("Task four.", tool_reply("Oslo"), text_reply("Answer four."))
     assert is_complete(ended)
-    assert await rejected_of(walk, provider) == Rejected(signatures_through_seq=8, calls_through_seq=8)
+    assert await rejected_of(driver, provider) == Rejected(signatures_through_seq=8, calls_through_seq=8)
     body = emulated[provider].requests()[-1]["body"]
-    said = str(answers_in(provider, body))
-    assert "[Call of the tool get_weather: " in said
-    assert "Oslo" in said
+    sent_answers = str(answers_in(provider, body))
+    assert "[Call of the tool get_weather: " in sent_answers
+    assert "Oslo" in sent_answers
     assert "[Result of the tool get_weather: " in str(body)
-    newest = (await walk.calls())[-1]
+    newest = (await driver.calls())[-1]
     assert [repair["seq"] for repair in newest.start.repairs if repair["kind"] == "calls_as_text"] == [2, 4]
     assert newest.start.epoch == 3
     assert_all_accepted(emulated[provider].requests())
-    await assert_rebuilds(walk)
+    await assert_rebuilds(driver)
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_nothing_is_sent_twice_if_there_is_nothing_to_leave_out(
+async def test_a_request_without_signatures_is_not_repeated(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider)
-    emulated[provider].fails(FaultKind.SIGNATURE_REJECTED)
-    ended = await walk.task("Task one.", tells("Never said."))
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, provider)
+    emulated[provider].inject_fault(FaultKind.SIGNATURE_REJECTED)
+    ended = await driver.task("Task one.", text_reply("Never said."))
     assert (ended.turn.state, ended.turn.error_code) == (TurnState.FAILED, "signature_rejected")
     assert len(emulated[provider].requests()) == 1
-    walk.calm()
-    assert is_complete(await walk.task("Task two.", tells("Answer two.")))
-    assert (await walk.calls())[-1].start.epoch == 1
+    driver.calm()
+    assert is_complete(await driver.task("Task two.", text_reply("Answer two.")))
+    assert (await driver.calls())[-1].start.epoch == 1
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_what_was_rejected_stays_out_of_forks_and_after_compactions_and_switches(
+async def test_rejected_signatures_stay_out_of_forks_and_after_compactions_and_switches(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
     policy = {"compaction": {"policy": "off", "keep_exchanges": 2}}
-    walk = await begin(strata_server, emulated, provider, settings=policy)
+    driver = await begin(strata_server, emulated, provider, settings=policy)
     reject_all_signatures(emulated)
-    await walk.task("Task three.", asks("Oslo"), tells("Answer three."))
-    compactor = walk.program.compactor
-    report = await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
+    await driver.task("Task three.", tool_reply("Oslo"), text_reply("Answer three."))
+    compactor = driver.program.compactor
+    report = await compactor.compact(driver.tenant_id, driver.conversation_id, force=True)
     assert (report.first_seq, report.last_seq) == (1, 6)
-    await walk.task("Task four.", tells("Answer four."))
-    await compactor.undo(walk.tenant_id, walk.conversation_id)
-    fork = await walk.fork(14)
-    await walk.switch(ANTHROPIC if provider == GEMINI else GEMINI)
-    await walk.task("Task five.", tells("Answer five."))
-    await walk.switch(provider)
+    await driver.task("Task four.", text_reply("Answer four."))
+    await compactor.undo(driver.tenant_id, driver.conversation_id)
+    fork = await driver.fork(14)
+    await driver.switch(ANTHROPIC if provider == GEMINI else GEMINI)
+    await driver.task("Task five.", text_reply("Answer five."))
+    await driver.switch(provider)
     # The fork is in the epoch of its newest call, from before the undo.
-    for each, seqs in ((walk, [2, 4, 6, 8]), (fork, [8])):
-        await each.task("Task six.", asks("Oslo"), tells("Answer six."))
+    for each, seqs in ((driver, [2, 4, 6, 8]), (fork, [8])):
+        await each.task("Task six.", tool_reply("Oslo"), text_reply("Answer six."))
         assert withheld_by((await each.calls())[-1])["rejected"] == seqs
         await assert_rebuilds(each)
     assert [request["status"] for request in emulated[provider].requests()].count(400) == 1
 
 
-async def test_an_alias_of_another_family_is_known_by_the_version_that_answered(
+async def test_an_alias_of_another_family_is_recognised_by_the_version_that_answered(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    # The alias stands for a model of the fourth family.
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI, model="gemini-pro-latest")
-    await walk.task("Task one.", asks("Oslo"), asks("Bergen"), tells("Answer one."))
-    assert [withheld_by(call) for call in await walk.calls()] == [{}, {}, {}]
-    await walk.switch(GEMINI)
-    await walk.task("Task two.", asks("Oslo"), tells("Answer two."))
-    assert withheld_by((await walk.calls())[-1]) == {"family": [2, 4, 6]}
-    await walk.switch(GEMINI, "gemini-4-argon")
-    await walk.task("Task three.", tells("Answer three."))
-    assert withheld_by((await walk.calls())[-1]) == {"family": [8, 10]}
-    await walk.switch(GEMINI, "gemini-pro-latest")
-    await walk.task("Task four.", tells("Answer four."))
-    assert withheld_by((await walk.calls())[-1]) == {"family": [8, 10]}
+    # The alias refers to a model of the fourth family.
+    driver = await start_driver(
+        strata_server.program, strata_server.tenant.id, emulated, GEMINI, model="gemini-pro-latest"
+    )
+    await driver.task("Task one.", tool_reply("Oslo"), tool_reply("Bergen"), text_reply("Answer one."))
+    assert [withheld_by(call) for call in await driver.calls()] == [{}, {}, {}]
+    await driver.switch(GEMINI)
+    await driver.task("Task two.", tool_reply("Oslo"), text_reply("Answer two."))
+    assert withheld_by((await driver.calls())[-1]) == {"family": [2, 4, 6]}
+    await driver.switch(GEMINI, "gemini-4-argon")
+    await driver.task("Task three.", text_reply("Answer three."))
+    assert withheld_by((await driver.calls())[-1]) == {"family": [8, 10]}
+    await driver.switch(GEMINI, "gemini-pro-latest")
+    await driver.task("Task four.", text_reply("Answer four."))
+    assert withheld_by((await driver.calls())[-1]) == {"family": [8, 10]}
     assert_all_accepted(emulated[GEMINI].requests())
-    await assert_rebuilds(walk)
+    await assert_rebuilds(driver)
 
 
 async def test_a_move_to_an_alias_of_an_unknown_family_costs_one_call(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    walk = await begin(strata_server, emulated, GEMINI)
-    await walk.switch(GEMINI, "gemini-pro-latest")
-    assert is_complete(await walk.task("Task three.", asks("Oslo"), tells("Answer three.")))
-    assert is_complete(await walk.task("Task four.", tells("Answer four.")))
-    await walk.switch(GEMINI)
-    assert is_complete(await walk.task("Task five.", tells("Answer five.")))
-    assert withheld_by((await walk.calls())[-1]) == {"rejected": [2, 4, 6, 8], "family": [10, 12, 14]}
+    driver = await begin(strata_server, emulated, GEMINI)
+    await driver.switch(GEMINI, "gemini-pro-latest")
+    assert is_complete(await driver.task("Task three.", tool_reply("Oslo"), text_reply("Answer three.")))
+    assert is_complete(await driver.task("Task four.", text_reply("Answer four.")))
+    await driver.switch(GEMINI)
+    assert is_complete(await driver.task("Task five.", text_reply("Answer five.")))
+    assert withheld_by((await driver.calls())[-1]) == {"rejected": [2, 4, 6, 8], "family": [10, 12, 14]}
     assert [request["status"] for request in emulated[GEMINI].requests()].count(400) == 1
-    await assert_rebuilds(walk)
+    await assert_rebuilds(driver)
 
 
 STEPS = st.sampled_from(
@@ -259,37 +261,37 @@ STEPS = st.sampled_from(
 
 @settings(max_examples=12)
 @given(provider=st.sampled_from(BOTH), steps=st.lists(STEPS, min_size=2, max_size=8))
-async def test_whatever_is_rejected_and_when_every_task_is_answered(
+async def test_after_any_rejections_every_task_is_answered(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str, steps: list[tuple[Any, ...]]
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider)
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, provider)
     for step in steps:
         if step == ("reject",):
             reject_all_signatures(emulated)
         else:
-            await turn_steps.take_step(walk, step)
-    walk.calm()
-    assert is_complete(await walk.task("And now?", asks("Oslo"), tells("Now this."), abandons_calls=True))
-    calls = await walk.calls()
+            await turn_steps.take_step(driver, step)
+    driver.calm()
+    assert is_complete(await driver.task("And now?", tool_reply("Oslo"), text_reply("Now this."), abandons_calls=True))
+    calls = await driver.calls()
     assert all(call.start.attempt <= 2 for call in calls)
     assert_no_break(calls)
-    await assert_rebuilds(walk)
+    await assert_rebuilds(driver)
 
 
 async def test_operators_see_a_rejection(strata_server: StrataServer, emulated: EmulatedProviders) -> None:
-    walk = await begin(strata_server, emulated, GEMINI)
+    driver = await begin(strata_server, emulated, GEMINI)
     reject_all_signatures(emulated)
-    await walk.task("Task three.", tells("Answer three."))
+    await driver.task("Task three.", text_reply("Answer three."))
     async with open_operator(strata_server.url) as operator:
         await operator.log_in(strata_server.admin_key)
-        path = f"/admin/conversations/{walk.conversation_id}"
+        path = f"/admin/conversations/{driver.conversation_id}"
         timeline = (await operator.get(path)).text
         assert "epoch 2: signatures rejected by the provider, left out from now on" in timeline
         call = (await operator.get(f"{path}/calls/10/2")).text
         assert "The previous attempt was rejected for its signatures" in call
         assert "the provider rejected signatures of this history" in call
-        told = (await operator.get(f"{path}/calls/10/2/json")).json()
-        kinds = {warning["kind"]: warning for warning in told["warnings"]}
+        shown = (await operator.get(f"{path}/calls/10/2/json")).json()
+        kinds = {warning["kind"]: warning for warning in shown["warnings"]}
         assert kinds["signatures_rejected"]["code"] == "signature_rejected"
         assert kinds["signatures_withheld"]["reason"] == "rejected"
 
@@ -334,24 +336,24 @@ def _claude_answer(block: Mapping[str, Any]) -> bytes:
         (ANTHROPIC, _claude_answer({"type": "text", "text": "So:", "hologram": 3})),
     ],
 )
-async def test_an_answer_with_a_part_that_is_not_taken_back_costs_one_call(
+async def test_an_answer_with_a_part_that_is_not_accepted_back_costs_one_call(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str, body: bytes
 ) -> None:
-    walk = await begin(strata_server, emulated, provider)
-    emulated[provider].fails(FaultKind.RAW, body=body)
-    assert is_complete(await walk.task("Task three."))
-    native = (await walk.natives())[10]
+    driver = await begin(strata_server, emulated, provider)
+    emulated[provider].inject_fault(FaultKind.RAW, body=body)
+    assert is_complete(await driver.task("Task three."))
+    native = (await driver.natives())[10]
     assert "hologram" in json.dumps(native)
 
-    assert is_complete(await walk.task("Task four.", tells("Answer four.")))
+    assert is_complete(await driver.task("Task four.", text_reply("Answer four.")))
 
-    failed, made = await calls_of_newest(walk)
+    failed, made = await calls_of_newest(driver)
     assert (failed.end and failed.end.error_code, made.end and made.end.error_code) == ("answer_rejected", None)
     assert {"kind": "signatures_rejected", "code": "answer_rejected", "epoch": 2} in made.start.warnings
     request = emulated[provider].requests()[-1]["body"]
     assert "hologram" not in json.dumps(request)
     assert "Answer three." in json.dumps(request)
-    assert is_complete(await walk.task("Task five.", tells("Answer five.")))
+    assert is_complete(await driver.task("Task five.", text_reply("Answer five.")))
     assert [request["status"] for request in emulated[provider].requests()].count(400) == 1
-    assert (await walk.natives())[10] == native
-    await assert_rebuilds(walk)
+    assert (await driver.natives())[10] == native
+    await assert_rebuilds(driver)

@@ -62,7 +62,7 @@ ATTACKERS = "198.51.100.7"
 
 
 async def waits_of(database: Database) -> dict[str, float]:
-    """For how many seconds each pair of key and address has to wait, about."""
+    """The approximate number of seconds that each pair of key and address has to wait."""
     async with database.connection() as connection:
         rows = await connection.fetch(
             "SELECT subject, round(extract(epoch FROM locked_until - now())) AS seconds FROM login_failures"
@@ -76,7 +76,7 @@ async def let_waits_end(database: Database) -> None:
         await connection.execute("UPDATE login_failures SET locked_until = now() - interval '1 millisecond'")
 
 
-async def test_many_wrong_secrets_at_once_are_told_a_few_times(
+async def test_many_concurrent_wrong_secrets_are_logged_a_few_times(
     sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey], audit_log: PostgresAuditLog
 ) -> None:
     forged = presented(issue_key_text(admin[0].id))
@@ -87,7 +87,7 @@ async def test_many_wrong_secrets_at_once_are_told_a_few_times(
 
 @given(attempts=st.lists(st.tuples(st.booleans(), st.sampled_from([OWNERS, ATTACKERS, None])), max_size=30))
 @settings(max_examples=15)
-async def test_the_right_secret_gets_in_whatever_was_sent_before_and_from_where(
+async def test_the_right_secret_is_accepted_after_any_failures_from_other_addresses(
     database: Database, attempts: list[tuple[bool, str | None]]
 ) -> None:
     key_ring, sessions = PostgresKeyRing(database), PostgresAdminSessions(database, LIMITS)
@@ -103,7 +103,7 @@ async def test_the_right_secret_gets_in_whatever_was_sent_before_and_from_where(
         assert await try_to_log_in(sessions, presented(text), address) == "in"
 
 
-async def test_wrong_secrets_make_their_own_address_wait_and_no_other(
+async def test_wrong_secrets_delay_only_their_own_address(
     sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey]
 ) -> None:
     forged = presented(issue_key_text(admin[0].id))
@@ -125,12 +125,12 @@ async def test_each_failure_after_a_wait_doubles_it_up_to_a_limit(
     assert waits[:2] == [0, 0]
     assert waits[5:12] == pytest.approx([8, 16, 32, 64, 128, 256, 512], abs=2)
     assert waits[12:] == pytest.approx([600, 600], abs=2)
-    # And the right one is still let in, and takes everything back.
+    # The right one is still accepted, and resets everything.
     assert await try_to_log_in(sessions, admin[1], ATTACKERS) == "in"
     assert await waits_of(database) == {}
 
 
-async def test_the_right_key_in_the_crowd_gets_in_and_counts_for_nothing(
+async def test_the_right_key_among_many_wrong_ones_is_accepted_and_not_counted(
     sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey], database: Database
 ) -> None:
     outcomes = await asyncio.gather(*(try_to_log_in(sessions, admin[1], OWNERS) for _ in range(12)))
@@ -139,7 +139,7 @@ async def test_the_right_key_in_the_crowd_gets_in_and_counts_for_nothing(
         assert await connection.fetchval("SELECT coalesce(sum(failure_count), 0) FROM login_failures") == 0
 
 
-async def test_failures_that_lie_far_apart_do_not_add_up(
+async def test_failures_far_apart_do_not_add_up(
     sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey], database: Database
 ) -> None:
     forged = presented(issue_key_text(admin[0].id))
@@ -149,7 +149,7 @@ async def test_failures_that_lie_far_apart_do_not_add_up(
             await connection.execute("UPDATE login_failures SET began_at = now() - interval '11 minutes'")
 
 
-async def test_keys_that_do_not_exist_and_addresses_of_one_network_are_one_stranger(
+async def test_unknown_keys_and_addresses_of_one_network_are_counted_together(
     sessions: PostgresAdminSessions,
 ) -> None:
     outcomes = [
@@ -161,7 +161,7 @@ async def test_keys_that_do_not_exist_and_addresses_of_one_network_are_one_stran
     assert await try_to_log_in(sessions, other, "2001:db8:0:2::1") == "key_rejected"
 
 
-def test_an_address_is_counted_under_one_name() -> None:
+def test_an_address_is_counted_in_one_spelling() -> None:
     assert lock_subject("key_x", "::ffff:192.0.2.1") == "key_x 192.0.2.1"
     assert lock_subject("key_x", "2001:DB8::0001") == "key_x 2001:db8::/64"
     assert lock_subject(None, "somewhere") == "unknown somewhere"
@@ -178,7 +178,7 @@ async def test_the_rows_of_failures_are_bounded(
         assert await connection.fetchval("SELECT count(*) FROM login_failures") <= 6
 
 
-async def test_what_is_over_goes_with_the_next_login(
+async def test_expired_rows_are_deleted_with_the_next_login(
     sessions: PostgresAdminSessions, admin: tuple[ApiKey, PresentedKey], database: Database
 ) -> None:
     await sessions.log_in(admin[1], address="192.0.2.1")
@@ -219,7 +219,7 @@ async def test_a_session_is_found_by_its_hash(database: Database) -> None:
 
 @given(st.dictionaries(st.text(max_size=10), st.text(max_size=30) | st.integers() | st.none(), max_size=3), st.text())
 @settings(max_examples=20)
-async def test_a_row_is_read_as_it_was_written(
+async def test_a_row_is_read_as_written(
     database: Database, tenant: Tenant, details: dict[str, object], address: str
 ) -> None:
     log = PostgresAuditLog(database)

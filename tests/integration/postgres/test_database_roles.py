@@ -25,7 +25,7 @@ from server.postgres.connections import DatabaseOptions
 from server.postgres.migrations import find_drift, migrate_down_one, migrate_up, read_schema_state
 from tests.support.database_source import with_database
 from tests.support.emulators import EmulatedProviders
-from tests.support.http_driver import Talk
+from tests.support.http_driver import ApiClient
 from tests.support.strata_process import strata_here
 
 ROOT = Path(__file__).parents[3]
@@ -34,13 +34,13 @@ PASSWORD = "of-a-test"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """The URLs of a database that belongs to an ordinary role, by who connects."""
+    """The URLs of a database that belongs to an ordinary role, by role."""
 
     admin: str
     owner: str
     app: str
     names: dict[str, str]
-    """What the names in the docs are called here: roles are the server's, and other tests run beside this one."""
+    """The names of the docs in this test: roles belong to the server, and other tests run concurrently."""
 
     def documented(self, number: int) -> str:
         """The statements of a block of docs/operations/running.md."""
@@ -62,7 +62,7 @@ async def execute(url: str, text: str) -> None:
 
 @pytest.fixture
 async def roles(server_url: str, worker_id: str) -> AsyncIterator[Roles]:
-    """Roles and an empty database, made as the docs say."""
+    """Roles and an empty database, created as the docs describe."""
     names = {name: f"{name}_{worker_id}" for name in ("strata_owner", "strata_app")}
     names["strata"] = f"strata_roles_{worker_id}"
 
@@ -81,7 +81,7 @@ async def roles(server_url: str, worker_id: str) -> AsyncIterator[Roles]:
     await execute(server_url, remove)
 
 
-async def test_everything_but_migrating_runs_under_a_role_that_reads_and_writes_rows_only(
+async def test_everything_but_migrating_runs_under_a_role_that_only_reads_and_writes_rows(
     roles: Roles, emulated: EmulatedProviders, tmp_path: Path
 ) -> None:
     await execute(roles.owner, roles.documented(1))
@@ -124,7 +124,7 @@ async def test_the_role_of_the_server_cannot_change_the_schema(roles: Roles) -> 
             await execute(roles.app, statement)
 
 
-async def test_a_role_can_be_added_to_a_database_that_is_there(
+async def test_a_role_can_be_added_to_an_existing_database(
     roles: Roles, emulated: EmulatedProviders, tmp_path: Path
 ) -> None:
     await migrate_up(DatabaseOptions(url=roles.owner))
@@ -150,7 +150,7 @@ async def privileges(roles: Roles) -> dict[str, bool]:
 
 
 async def use(url: str, emulated: EmulatedProviders, data_dir: Path) -> str:
-    """What clients, operators and the worker inside do. The id of a conversation that stays."""
+    """What clients, operators and the worker inside do. Returns the id of a conversation that stays."""
     settings = emulated.point(
         Settings(database_url=SecretStr(url), data_dir=data_dir, port=0, worker_inside=True, log_format="json")
     )
@@ -168,17 +168,17 @@ async def use(url: str, emulated: EmulatedProviders, data_dir: Path) -> str:
             serving(program, bind("127.0.0.1", 0)) as base_url,
             httpx2.AsyncClient(base_url=base_url, timeout=60) as client,
         ):
-            talk, admin = (Talk(client=client, key=key) for key in keys)
-            conversation_id = await talk.begin()
+            api, admin = (ApiClient(client=client, key=key) for key in keys)
+            conversation_id = await api.begin()
             for _ in range(8):
-                await talk.say(conversation_id, "Tell me a story. " * 200)
+                await api.say(conversation_id, "Tell me a story. " * 200)
             here = f"/v1/conversations/{conversation_id}"
-            moved = await talk.expect(200, "POST", f"{here}/compactions", {"force": True})
+            moved = await api.expect(200, "POST", f"{here}/compactions", {"force": True})
             assert moved["outcome"] != "unchanged", moved
-            await talk.say(conversation_id)
-            await talk.expect(200, "DELETE", f"{here}/compactions/latest")
-            fork = await talk.expect(201, "POST", f"{here}/fork", {"at_seq": 2})
-            await talk.expect(200, "DELETE", f"/v1/conversations/{fork['id']}")
+            await api.say(conversation_id)
+            await api.expect(200, "DELETE", f"{here}/compactions/latest")
+            fork = await api.expect(201, "POST", f"{here}/fork", {"at_seq": 2})
+            await api.expect(200, "DELETE", f"/v1/conversations/{fork['id']}")
             body = {
                 "name": "again",
                 "selection": {"conversation_ids": [conversation_id]},
@@ -191,5 +191,5 @@ async def use(url: str, emulated: EmulatedProviders, data_dir: Path) -> str:
             assert (await admin.expect(200, "GET", path))["state"] == "done"
             await admin.expect(200, "DELETE", path)
             await admin.expect(200, "GET", "/admin/api/conversations?phrase=story")
-            assert (await talk.ask("GET", "/readyz")).status_code == 200
+            assert (await api.ask("GET", "/readyz")).status_code == 200
     return conversation_id

@@ -1,4 +1,4 @@
-"""The embedded Postgres as one process sees it: it starts, keeps data, stops, and says what is wrong."""
+"""The embedded Postgres within one process: it starts, keeps data, stops, and reports errors."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ def seed() -> Iterator[Path]:
 
 @pytest.fixture
 def data_dir(base_dir: Path) -> Path:
-    """Still to be made."""
+    """Not created yet."""
     return base_dir / "data"
 
 
@@ -64,7 +64,7 @@ def made_dir(data_dir: Path, seed: Path) -> Path:
 
 @pytest.fixture
 def small_disk(base_dir: Path) -> Iterator[Callable[[int], Path]]:
-    """Mounts a real file system of so many MB."""
+    """Mount a real file system of this many MB."""
     if not ROOT:
         pytest.skip("needs root: mounts a small file system to fill it")
     place = base_dir / "disk"
@@ -112,7 +112,7 @@ def sentence_of(error: Setup) -> str:
     return error.message
 
 
-def test_data_is_there_after_close_and_reopen(data_dir: Path) -> None:
+def test_data_persists_after_close_and_reopen(data_dir: Path) -> None:
     with hold(data_dir) as held:
         query(held, "CREATE TABLE kept (word text)", "INSERT INTO kept VALUES ('here') RETURNING word")
     with hold(data_dir) as held:
@@ -143,12 +143,12 @@ def test_settings_are_durable_and_private(data_dir: Path) -> None:
         assert held.pgdata.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_was_said_does_not_reach_the_log(made_dir: Path) -> None:
+def test_statements_and_their_values_do_not_reach_the_log(made_dir: Path) -> None:
     with hold(made_dir) as held:
         query(held, "CREATE TABLE said (words text PRIMARY KEY)", "INSERT INTO said VALUES ('my secret') RETURNING 1")
         with pytest.raises(asyncpg.UniqueViolationError):
             query(held, "INSERT INTO said VALUES ('my secret')")
-        # Postgres writes its log when it gets round to it.
+        # Postgres writes its log with a delay.
         eventually(lambda: any("duplicate key" in text for text in _logs_of(held.log_dir)))
         logs = _logs_of(held.log_dir)
     assert not any("my secret" in text for text in logs)
@@ -176,7 +176,7 @@ def test_foreign_environment_changes_nothing(made_dir: Path, monkeypatch: pytest
         assert query(held, "SELECT 1") == 1
 
 
-def test_extra_settings_count_for_who_starts_it(made_dir: Path) -> None:
+def test_extra_settings_apply_to_the_process_that_starts_it(made_dir: Path) -> None:
     with (
         open_embedded(made_dir, user=ACCOUNT, extra_settings={"work_mem": "5MB"}) as first,
         open_embedded(made_dir, user=ACCOUNT, extra_settings={"work_mem": "7MB"}) as second,
@@ -184,7 +184,7 @@ def test_extra_settings_count_for_who_starts_it(made_dir: Path) -> None:
         assert show(first, "work_mem") == show(second, "work_mem") == "5MB"
 
 
-def test_describe_starts_and_makes_nothing(data_dir: Path) -> None:
+def test_describe_starts_and_creates_nothing(data_dir: Path) -> None:
     assert not describe_embedded(data_dir).exists
     assert not data_dir.exists()
     with hold(data_dir):
@@ -206,7 +206,7 @@ def test_another_major_version_is_refused(made_dir: Path) -> None:
     assert processes_below(made_dir.parent) == []
 
 
-def test_a_file_in_the_way_is_refused(base_dir: Path) -> None:
+def test_a_file_at_the_path_is_refused(base_dir: Path) -> None:
     (base_dir / "file").write_text("")
     with pytest.raises(DataDirectoryForbidden) as caught:
         hold(base_dir / "file")
@@ -217,7 +217,7 @@ def test_a_file_in_the_way_is_refused(base_dir: Path) -> None:
     assert str(base_dir / "postgres") in sentence_of(caught.value)
 
 
-def test_a_directory_with_other_things_in_it_is_left_alone(data_dir: Path) -> None:
+def test_a_directory_with_other_content_is_not_changed(data_dir: Path) -> None:
     (data_dir / "postgres").mkdir(parents=True)
     (data_dir / "postgres" / "thesis.txt").write_text("years of work")
     with pytest.raises(DataDirectoryForbidden) as caught:
@@ -226,16 +226,16 @@ def test_a_directory_with_other_things_in_it_is_left_alone(data_dir: Path) -> No
     assert (data_dir / "postgres" / "thesis.txt").read_text() == "years of work"
 
 
-def test_an_open_cluster_directory_is_refused(made_dir: Path) -> None:
+def test_a_cluster_directory_with_open_permissions_is_refused(made_dir: Path) -> None:
     (made_dir / "postgres").chmod(0o777)
     with pytest.raises(DataDirectoryForbidden) as caught:
         hold(made_dir)
     assert "invalid permissions" in sentence_of(caught.value)
-    # The supervisor reports first and ends then.
+    # The supervisor reports first and then ends.
     eventually(lambda: processes_below(made_dir.parent) == [])
 
 
-def test_a_start_that_fails_gives_the_reason_of_postgres(made_dir: Path) -> None:
+def test_a_failed_start_has_the_reason_of_postgres(made_dir: Path) -> None:
     with pytest.raises(EmbeddedStartFailed) as caught:
         open_embedded(made_dir, user=ACCOUNT, extra_settings={"no_such_setting": "1"})
     assert "no_such_setting" in sentence_of(caught.value)
@@ -244,14 +244,14 @@ def test_a_start_that_fails_gives_the_reason_of_postgres(made_dir: Path) -> None
         assert query(held, "SELECT 1") == 1
 
 
-def test_windows_is_told_what_to_do(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_windows_the_error_has_a_remedy(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(EmbeddedStartFailed) as caught:
         hold(data_dir)
     assert "STRATA_DATABASE_URL" in str(caught.value)
 
 
-def test_too_little_space_for_a_cluster_is_said_before_making_it(small_disk: Callable[[int], Path]) -> None:
+def test_too_little_space_for_a_cluster_is_reported_before_creating_it(small_disk: Callable[[int], Path]) -> None:
     data_dir = small_disk(60)
     with pytest.raises(DiskFull) as caught:
         hold(data_dir)
@@ -259,7 +259,7 @@ def test_too_little_space_for_a_cluster_is_said_before_making_it(small_disk: Cal
     assert not (data_dir / "postgres").exists()
 
 
-def test_a_disk_that_fills_up_while_the_cluster_is_made(
+def test_a_disk_that_fills_up_while_the_cluster_is_created_is_reported(
     small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedded_cluster, "MINIMUM_FREE_BYTES", 0)
@@ -295,7 +295,7 @@ def new_account() -> Iterator[str]:
     subprocess.run(["/usr/sbin/userdel", name], check=False, capture_output=True)
 
 
-def test_root_makes_the_account_and_keeps_to_the_owner_later(data_dir: Path, new_account: str) -> None:
+def test_root_creates_the_account_and_later_uses_the_owner(data_dir: Path, new_account: str) -> None:
     with open_embedded(data_dir, user=new_account) as held:
         assert held.pgdata.owner() == new_account
         assert psutil.Process(describe_embedded(data_dir).pid).username() == new_account
@@ -303,7 +303,7 @@ def test_root_makes_the_account_and_keeps_to_the_owner_later(data_dir: Path, new
         assert psutil.Process(describe_embedded(data_dir).pid).username() == new_account
 
 
-def test_root_is_told_which_directory_is_closed_to_the_account(base_dir: Path) -> None:
+def test_root_gets_the_name_of_a_directory_that_the_account_cannot_enter(base_dir: Path) -> None:
     if not ROOT:
         pytest.skip("needs root: only root runs Postgres under another account")
     closed = base_dir / "closed"
@@ -331,7 +331,7 @@ def test_root_copies_programs_that_the_account_cannot_reach(base_dir: Path, monk
     assert site.stat().st_mode & 0o777 == 0o700
 
 
-def test_log_files_of_the_week_before_are_removed(made_dir: Path) -> None:
+def test_log_files_older_than_a_week_are_removed(made_dir: Path) -> None:
     old = made_dir / "log" / "postgres-Old.log"
     old.write_text("long ago")
     os.utime(old, (0, 0))

@@ -1,4 +1,6 @@
-"""An external Postgres, over TCP and as old as Strata takes it: everything that an operator can say about it."""
+"""An external Postgres, over TCP and in the oldest supported version, with everything that an operator can
+configure.
+"""
 
 import asyncio
 import itertools
@@ -80,7 +82,7 @@ async def tenant(key_ring: PostgresKeyRing) -> Tenant:
 
 @pytest.fixture
 async def new_database(cluster: Cluster) -> DatabaseOptions:
-    """An empty one for a single test."""
+    """An empty database for a single test."""
     name = f"strata_{next(_numbers)}"
     await cluster.fetch(f"CREATE DATABASE {name}")
     return DatabaseOptions(url=cluster.url(name))
@@ -90,7 +92,7 @@ class TestStoreOnTheOldestPostgres(StoreContract):
     """See the contract."""
 
 
-async def test_the_server_is_as_old_as_it_is_meant_to_be(options: DatabaseOptions) -> None:
+async def test_the_server_has_the_expected_version(options: DatabaseOptions) -> None:
     connection = await connect(options)
     try:
         assert connection.get_server_version().major in VERSIONS
@@ -128,7 +130,7 @@ class TestTls:
     async def test_the_connection_is_encrypted(self, cluster: Cluster, sslmode: str) -> None:
         assert await self._cipher(cluster.url(sslmode=sslmode))
 
-    async def test_it_is_encrypted_where_nothing_is_said_and_plain_only_on_request(self, cluster: Cluster) -> None:
+    async def test_it_is_encrypted_by_default_and_plain_only_on_request(self, cluster: Cluster) -> None:
         assert await self._cipher(cluster.url())
         assert await self._cipher(cluster.url(sslmode="disable")) is None
 
@@ -137,10 +139,10 @@ class TestTls:
         assert await self._cipher(cluster.url(sslmode=sslmode, sslrootcert=str(site.certificates.authority)))
 
     @pytest.mark.parametrize("sslmode", ["verify-ca", "verify-full"])
-    async def test_a_wrong_authority_is_not(self, site: Site, cluster: Cluster, sslmode: str) -> None:
+    async def test_a_wrong_authority_is_not_trusted(self, site: Site, cluster: Cluster, sslmode: str) -> None:
         url = cluster.url(sslmode=sslmode, sslrootcert=str(site.certificates.stranger))
-        said = await _refusal(url, DatabaseUnavailable)
-        assert said.startswith("The database's certificate is not trusted: ")
+        message = await _refusal(url, DatabaseUnavailable)
+        assert message.startswith("The database's certificate is not trusted: ")
 
     async def test_a_certificate_for_another_host_is_not_trusted(self, site: Site, cluster: Cluster) -> None:
         authority = str(site.certificates.authority)
@@ -148,7 +150,7 @@ class TestTls:
         assert "localhost" in await _refusal(url, DatabaseUnavailable)
         assert await self._cipher(cluster.url(host="localhost", sslmode="verify-ca", sslrootcert=authority))
 
-    async def test_a_file_that_cannot_be_read_is_a_wrong_setting(self, site: Site, cluster: Cluster) -> None:
+    async def test_an_unreadable_file_is_an_invalid_setting(self, site: Site, cluster: Cluster) -> None:
         url = cluster.url(sslmode="verify-full", sslrootcert=str(site.base / "nothing.crt"))
         assert "sslrootcert" in await _refusal(url, SettingsInvalid)
         url = cluster.url(sslmode="verify-full", sslrootcert=str(site.base / "password"))
@@ -158,7 +160,7 @@ class TestTls:
 
 
 async def _refusal(url: str, kind: type[DatabaseUnavailable | SettingsInvalid | DatabaseUnsupported]) -> str:
-    """What is said where the URL does not lead to a usable database: one sentence, and nothing secret."""
+    """The message for a URL without a usable database: one sentence, and nothing secret."""
     messages = set()
     database = Database(DatabaseOptions(url=url))
     attempts = (lambda: connect(database.options), lambda: database.run(SLEEP, seconds=0.0))
@@ -177,26 +179,28 @@ async def _refusal(url: str, kind: type[DatabaseUnavailable | SettingsInvalid | 
 
 
 class TestRefusals:
-    async def test_a_wrong_password(self, cluster: Cluster) -> None:
-        said = await _refusal(cluster.url().replace(PASSWORD, "wr0ng"), DatabaseUnavailable)
-        assert said == 'The database refuses the connection: password authentication failed for user "strata".'
+    async def test_a_wrong_password_is_reported(self, cluster: Cluster) -> None:
+        message = await _refusal(cluster.url().replace(PASSWORD, "wr0ng"), DatabaseUnavailable)
+        assert message == 'The database refuses the connection: password authentication failed for user "strata".'
 
-    async def test_no_password(self, cluster: Cluster) -> None:
-        said = await _refusal(cluster.url().replace(f":{PASSWORD}", ""), DatabaseUnavailable)
-        assert said.startswith("The database refuses the connection: ")
+    async def test_a_missing_password_is_reported(self, cluster: Cluster) -> None:
+        message = await _refusal(cluster.url().replace(f":{PASSWORD}", ""), DatabaseUnavailable)
+        assert message.startswith("The database refuses the connection: ")
 
-    async def test_an_unknown_database(self, cluster: Cluster) -> None:
-        said = await _refusal(cluster.url("nowhere"), DatabaseUnavailable)
-        assert said == 'The database refuses the connection: database "nowhere" does not exist.'
+    async def test_an_unknown_database_is_reported(self, cluster: Cluster) -> None:
+        message = await _refusal(cluster.url("nowhere"), DatabaseUnavailable)
+        assert message == 'The database refuses the connection: database "nowhere" does not exist.'
 
-    async def test_a_database_that_is_closed_to_the_user(self, cluster: Cluster, new_database: DatabaseOptions) -> None:
+    async def test_a_database_without_access_for_the_user_is_reported(
+        self, cluster: Cluster, new_database: DatabaseOptions
+    ) -> None:
         name = new_database.url.rpartition("/")[2]
         await cluster.fetch("CREATE ROLE guest LOGIN PASSWORD 'guest'")
         await cluster.fetch(f"REVOKE ALL ON DATABASE {name} FROM public")
-        said = await _refusal(new_database.url.replace(f"strata:{PASSWORD}", "guest:guest"), DatabaseUnavailable)
-        assert said == f'The database refuses access: permission denied for database "{name}".'
+        message = await _refusal(new_database.url.replace(f"strata:{PASSWORD}", "guest:guest"), DatabaseUnavailable)
+        assert message == f'The database refuses access: permission denied for database "{name}".'
 
-    async def test_a_database_that_has_no_connection_left(
+    async def test_a_database_without_free_connections_is_reported(
         self, cluster: Cluster, new_database: DatabaseOptions
     ) -> None:
         await cluster.fetch(f"ALTER DATABASE {new_database.url.rpartition('/')[2]} CONNECTION LIMIT 0")
@@ -204,20 +208,22 @@ class TestRefusals:
         url = new_database.url.replace(f"strata:{PASSWORD}", "late:late")
         assert await _refusal(url, DatabaseUnavailable) == "The database has no connection left."
 
-    async def test_nobody_listens(self, cluster: Cluster) -> None:
+    async def test_a_port_without_a_listener_is_reported(self, cluster: Cluster) -> None:
         url = cluster.url().replace(f":{cluster.port}/", ":1/")
         assert (await _refusal(url, DatabaseUnavailable)).startswith("The database cannot be reached: ")
 
-    async def test_a_server_that_is_too_old(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No older one can be had, so this one is declared to be."""
+    async def test_a_server_that_is_too_old_is_reported(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No older one is available, so this one is declared to be too old."""
         monkeypatch.setattr(connecting, "OLDEST_VERSION", max(VERSIONS) + 1)
-        said = await _refusal(cluster.url(), DatabaseUnsupported)
-        assert re.fullmatch(r"The database runs PostgreSQL 1[567]; 18 is the oldest\.", said)
+        message = await _refusal(cluster.url(), DatabaseUnsupported)
+        assert re.fullmatch(r"The database runs PostgreSQL 1[567]; 18 is the oldest\.", message)
 
-    async def test_a_database_that_is_not_in_utf_8(self, cluster: Cluster) -> None:
+    async def test_a_database_that_is_not_in_utf_8_is_reported(self, cluster: Cluster) -> None:
         await cluster.fetch("CREATE DATABASE ascii ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
-        said = await _refusal(cluster.url("ascii"), DatabaseUnsupported)
-        assert said == "The database has the encoding SQL_ASCII."
+        message = await _refusal(cluster.url("ascii"), DatabaseUnsupported)
+        assert message == "The database has the encoding SQL_ASCII."
 
     @pytest.mark.parametrize(
         ("fragment", "complaint"),
@@ -230,15 +236,15 @@ class TestRefusals:
             ("?ssl_min_protocol_version=SSLv3", "SSLv3"),
         ],
     )
-    async def test_an_option_that_means_nothing(self, cluster: Cluster, fragment: str, complaint: str) -> None:
-        said = await _refusal(cluster.url() + fragment, SettingsInvalid)
-        assert complaint in said
-        assert said.startswith("STRATA_DATABASE_URL is not usable: ")
+    async def test_an_unknown_option_is_reported(self, cluster: Cluster, fragment: str, complaint: str) -> None:
+        message = await _refusal(cluster.url() + fragment, SettingsInvalid)
+        assert complaint in message
+        assert message.startswith("STRATA_DATABASE_URL is not usable: ")
 
     @pytest.mark.parametrize(
         "url",
         [
-            f"postgresql://strata:{SECRETS[1]}@127.0.0.1:5432/strata",  # the slash ends the host: `s3cret` is the port
+            f"postgresql://strata:{SECRETS[1]}@127.0.0.1:5432/strata",  # The slash ends the host: `s3cret` is the port.
             f"postgresql://strata:{PASSWORD}@127.0.0.1:many/strata",
             f"postgresql://strata:{PASSWORD}@127.0.0.1:99999/strata",
             f"postgresql://strata:{PASSWORD}@[::1/strata",
@@ -249,12 +255,12 @@ class TestRefusals:
             "",
         ],
     )
-    async def test_a_url_that_cannot_be_read(self, url: str) -> None:
+    async def test_an_invalid_url_is_reported(self, url: str) -> None:
         assert "s3cret" not in await _refusal(url, SettingsInvalid)
 
 
 class TestSettings:
-    async def test_they_arrive(self, options: DatabaseOptions) -> None:
+    async def test_settings_reach_the_connection(self, options: DatabaseOptions) -> None:
         connection = await connect(replace(options, application_name="strata-name", statement_seconds=1.25))
         try:
             rows = await connection.fetch(
@@ -269,14 +275,14 @@ class TestSettings:
             "TimeZone": "UTC",
         }
 
-    async def test_no_limit_means_none(self, options: DatabaseOptions) -> None:
+    async def test_zero_means_no_limit(self, options: DatabaseOptions) -> None:
         connection = await connect(replace(options, statement_seconds=0))
         try:
             assert await connection.fetchval("SHOW statement_timeout") == "0"
         finally:
             await connection.close()
 
-    async def test_a_statement_that_takes_too_long_is_given_up_and_its_connection_is_not(
+    async def test_a_statement_that_takes_too_long_is_cancelled_and_its_connection_is_kept(
         self, options: DatabaseOptions
     ) -> None:
         database = Database(replace(options, statement_seconds=1, pool_size=1))
@@ -299,7 +305,7 @@ class TestSettings:
         assert database.pool_counts() == (4, 0)
         await database.close()
 
-    async def test_waiting_for_a_connection_has_an_end(self, options: DatabaseOptions) -> None:
+    async def test_waiting_for_a_connection_has_a_limit(self, options: DatabaseOptions) -> None:
         database = Database(replace(options, pool_size=1, pool_wait_seconds=0.1))
         async with database.connection():
             with pytest.raises(DatabaseUnavailable, match=r"No database connection became free within 0.1 s\."):
@@ -307,8 +313,8 @@ class TestSettings:
         assert len(await database.run(SLEEP, seconds=0.0)) == 1
         await database.close()
 
-    async def test_nothing_is_left_open(self, options: DatabaseOptions, cluster: Cluster) -> None:
-        """Neither by a pool that was closed nor by a connection that was of no use."""
+    async def test_no_connection_is_left_open(self, options: DatabaseOptions, cluster: Cluster) -> None:
+        """Neither by a closed pool nor by an unusable connection."""
         leaving = replace(options, application_name="strata-leaver")
         database = Database(leaving)
         await asyncio.gather(*(database.run(SLEEP, seconds=0.01) for _ in range(5)))

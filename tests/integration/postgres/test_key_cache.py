@@ -1,4 +1,4 @@
-"""The key cache over a database: a key that is revoked in one process is rejected in all."""
+"""The key cache with a database: a key that is revoked in one process is rejected in all."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from server.postgres.engine import Database
 from server.postgres.notifications import KEY_CHANNEL, PostgresNotifications
 
 LONG = 20.0
-"""Seconds for what must come; only a failure takes them."""
+"""Seconds to wait for something that must happen; only a failure takes them."""
 
 
 @asynccontextmanager
@@ -40,13 +40,13 @@ async def test_revoking_in_one_process_takes_effect_in_another(
 ) -> None:
     key_id, presented = await make_key(key_ring, tenant)
     async with open_process(database) as (here, _), open_process(database) as (there, their_listener):
-        heard = asyncio.Event()
-        their_listener.listen(KEY_CHANNEL, on_payload=lambda _: heard.set(), on_gap=lambda: None)
+        received = asyncio.Event()
+        their_listener.listen(KEY_CHANNEL, on_payload=lambda _: received.set(), on_gap=lambda: None)
         for keys in (here, there):
             assert await keys.find_live_key(presented) is not None
         revoked = await here.revoke_key(key_id)
         assert await here.find_live_key(presented) is None
-        await asyncio.wait_for(heard.wait(), LONG)
+        await asyncio.wait_for(received.wait(), LONG)
         assert await there.find_live_key(presented) is None
         assert (await there.revoke_key(key_id)).revoked_at == revoked.revoked_at
 
@@ -56,11 +56,11 @@ async def test_a_key_that_the_command_line_revokes_is_rejected(
 ) -> None:
     key_id, presented = await make_key(key_ring, tenant)
     async with open_process(database) as (keys, listener):
-        heard = asyncio.Event()
-        listener.listen(KEY_CHANNEL, on_payload=lambda _: heard.set(), on_gap=lambda: None)
+        received = asyncio.Event()
+        listener.listen(KEY_CHANNEL, on_payload=lambda _: received.set(), on_gap=lambda: None)
         assert await keys.find_live_key(presented) is not None
         await key_ring.revoke_key(key_id)
-        await asyncio.wait_for(heard.wait(), LONG)
+        await asyncio.wait_for(received.wait(), LONG)
         assert await keys.find_live_key(presented) is None
 
 

@@ -41,7 +41,7 @@ async def empty(server_url: str, worker_id: str) -> AsyncIterator[DatabaseOption
 
 
 def copy_scripts(place: Path) -> Path:
-    """All migrations, where another can be put beside them."""
+    """A copy of all migrations, to which others can be added."""
     scripts = place / "migrations"
     (scripts / "versions").mkdir(parents=True)
     for path in (REVISIONS[0].parents[1] / "env.py", REVISIONS[0].parents[1] / "script.py.mako"):
@@ -80,12 +80,12 @@ async def test_every_step_goes_down_and_up_again_and_leaves_the_same(empty: Data
     assert await find_drift(empty) == []
 
 
-async def test_going_down_from_nothing_is_refused(empty: DatabaseOptions) -> None:
+async def test_downgrading_an_empty_database_is_refused(empty: DatabaseOptions) -> None:
     with pytest.raises(MigrationFailed):
         await migrate_down_one(empty)
 
 
-async def test_migrating_twice_at_once_is_migrating_once(empty: DatabaseOptions) -> None:
+async def test_concurrent_migrations_act_as_one(empty: DatabaseOptions) -> None:
     states = await asyncio.gather(*(migrate_up(empty) for _ in range(4)))
     assert {state.current for state in states} == {states[0].head}
     assert await find_drift(empty) == []
@@ -113,10 +113,10 @@ def downgrade() -> None:
 """
 
 
-async def test_an_index_is_made_beside_writers_while_others_wait_to_migrate(
+async def test_an_index_is_created_concurrently_while_others_wait_to_migrate(
     empty: DatabaseOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`CREATE INDEX CONCURRENTLY` waits for every transaction that is older: a migrator that waits must not be one."""
+    """`CREATE INDEX CONCURRENTLY` waits for every older transaction: a waiting migrator must not be one."""
     head = (await migrate_up(empty)).head
     scripts = copy_scripts(tmp_path)
     (scripts / "versions" / "2099-12-31_concurrent.py").write_text(CONCURRENT.format(head=head))
@@ -147,7 +147,7 @@ async def test_a_difference_between_database_and_models_is_found(empty: Database
     assert "ix_conversations_running" in drift
 
 
-async def test_an_older_and_a_newer_schema_are_told_apart(empty: DatabaseOptions) -> None:
+async def test_an_older_and_a_newer_schema_are_distinguished(empty: DatabaseOptions) -> None:
     connection = await connect(empty)
     try:
         with pytest.raises(SchemaBehind, match="at revision none"):
@@ -164,7 +164,7 @@ async def test_an_older_and_a_newer_schema_are_told_apart(empty: DatabaseOptions
         await connection.close()
 
 
-async def test_a_pool_refuses_a_wrong_schema_until_it_is_right(empty: DatabaseOptions) -> None:
+async def test_a_pool_refuses_a_wrong_schema_until_it_is_migrated(empty: DatabaseOptions) -> None:
     database = Database(replace(empty, pool_size=1), on_first_contact=require_current_schema)
     try:
         for _ in range(2):
@@ -178,13 +178,13 @@ async def test_a_pool_refuses_a_wrong_schema_until_it_is_right(empty: DatabaseOp
         await database.close()
 
 
-async def test_a_migration_that_cannot_get_its_lock_gives_up_and_changes_nothing(empty: DatabaseOptions) -> None:
+async def test_a_migration_without_its_lock_gives_up_and_changes_nothing(empty: DatabaseOptions) -> None:
     await migrate_up(empty)
     before = await tables(empty)
     holder = await connect(empty)
     try:
         async with holder.transaction():
-            await holder.execute(f"LOCK TABLE {', '.join(before)} IN ACCESS SHARE MODE")
+            await holder.execute(f"LOCK TABLE {', '.join(before)} IN EXCLUSIVE MODE")
             with pytest.raises(MigrationFailed, match="lock timeout"):
                 await migrate_down_one(empty)
     finally:
@@ -204,7 +204,7 @@ def test_a_revision_is_dated_and_limits_its_locks_and_statements(path: Path) -> 
         assert "SET LOCAL statement_timeout" in beginning
 
 
-def test_a_new_revision_carries_the_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_new_revision_contains_the_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     scripts = copy_scripts(tmp_path)
     monkeypatch.setattr("server.postgres.migrations.find_bundled", lambda _name: scripts)
     written = write_revision("Add Marks")

@@ -1,9 +1,9 @@
 # ruff: noqa: SLF001  # reason: it looks at the statements themselves
 """The request path finds its rows by key from the first row on.
 
-A plan is made once per connection and kept; one that reads a table whole because the table happens to be small would go
-on doing so while it grows. Which index is taken is looked at in a new database: in one whose indexes have swollen by
-thousands of deleted rows, PostgreSQL 18 may reach a row by another index that has its id in it.
+A plan is made once per connection and kept; one that reads a whole table because the table happens to be small would
+continue to do so while it grows. The index is checked in a new database: in one whose indexes are bloated by thousands
+of deleted rows, PostgreSQL 18 may reach a row by another index that contains its id.
 """
 
 import re
@@ -57,7 +57,7 @@ BY_KEY = {
     "reserve requests": rate_limit._RESERVE,
 }
 OWN_KEYS = re.compile(r"pk_\w+|ix_turns_conversation_id_idempotency_key|ix_conversations_running")
-"""The last one is by id as well, of the conversations that run."""
+"""The last one is by id as well, among the running conversations."""
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ async def new_database(server_url: str, worker_id: str) -> AsyncIterator[Databas
 
 
 @pytest.mark.parametrize("name", BY_KEY)
-async def test_a_statement_of_the_request_path_reads_no_table_whole(database: Database, name: str) -> None:
+async def test_a_statement_of_the_request_path_reads_no_whole_table(database: Database, name: str) -> None:
     assert "Seq Scan" not in await explain(database, BY_KEY[name])
 
 
@@ -95,7 +95,7 @@ async def test_a_statement_of_the_request_path_finds_its_rows_by_key(new_databas
 async def test_the_length_of_conversations_is_read_from_the_newest_by_index(new_database: Database) -> None:
     plan = await explain(new_database, conversation_lengths._TYPICAL)
     assert "Index Cond: ((tenant_id = $1) AND (assistant_id = $2) AND (id < $3))" in plan
-    # In the order of the index, so that the limit ends the reading.
+    # In the order of the index, so that the limit ends the scan.
     assert "Sort" not in plan
     assert "Limit" in plan
 
@@ -127,19 +127,19 @@ INSPECTED = {
 @pytest.mark.parametrize("name", INSPECTED)
 async def test_a_view_of_operators_finds_its_rows_by_key(new_database: Database, name: str) -> None:
     plan = await explain(new_database, INSPECTED[name])
-    # Of tenants and assistants there are few, and a plan for an empty table may read it whole.
+    # There are few tenants and assistants, and a plan for an empty table may read it whole.
     assert set(re.findall(r"Seq Scan on (\w+)", plan)) <= {"tenants"}, plan
 
 
 @pytest.mark.parametrize("statement", [inspection_list._SCAN_ONE, inspection_list._SCAN_ALL], ids=["one", "all"])
-async def test_a_list_walks_from_the_newest_and_its_window_ends_the_reading(
+async def test_a_list_reads_from_the_newest_and_its_window_ends_the_scan(
     new_database: Database, statement: Statement
 ) -> None:
     plan = await explain(new_database, statement)
     assert re.search(r"Limit.*\n\s+->  Index Scan using ix_conversation_facts_(tenant_)?activity", plan), plan
     assert "Index Cond" in plan
     assert not set(re.findall(r"Seq Scan on (\w+)", plan)) & {"conversation_facts", "turn_texts", "turns"}, plan
-    # Texts are looked into one conversation at a time.
+    # Texts are searched one conversation at a time.
     assert "pk_turn_texts" in plan
 
 

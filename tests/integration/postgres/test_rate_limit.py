@@ -1,4 +1,4 @@
-"""The rate limit on the real database: never more than the limit, and all of it to be had."""
+"""The rate limit on the real database: never more than the limit, and the whole limit is available."""
 
 import asyncio
 from collections import Counter
@@ -27,7 +27,7 @@ class CountingDatabase(Database):
         self.runs = 0
         self.down = False
 
-    async def run(self, statement: Statement, *, repeatable: bool = True, **values: object) -> list[object]:  # type: ignore[override]  # reason: a row is whatever comes
+    async def run(self, statement: Statement, *, repeatable: bool = True, **values: object) -> list[object]:  # type: ignore[override]  # reason: rows of any type
         self.runs += 1
         if self.down:
             raise DatabaseUnavailable
@@ -43,14 +43,14 @@ class Clock:
 
 
 async def admitted(limiter: RateLimiter, key_id: str, requests: int) -> int:
-    """How many of so many requests at once are let through."""
+    """The number of concurrent requests that are allowed."""
     outcomes = await asyncio.gather(*(limiter.admit(key_id) for _ in range(requests)), return_exceptions=True)
     assert all(outcome is None or isinstance(outcome, RateLimited) for outcome in outcomes), outcomes
     return outcomes.count(None)
 
 
 async def end_window(database: Database) -> None:
-    """Makes the present window a past one."""
+    """Make the current window a past one."""
     async with database.connection() as connection:
         await connection.execute("UPDATE rate_windows SET began_at = began_at - interval '1 year'")
 
@@ -66,7 +66,7 @@ async def count_windows(database: Database) -> int:
     processes=st.integers(1, 4),
     requests=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60)), max_size=8),
 )
-async def test_several_processes_together_never_let_more_through_than_the_limit(
+async def test_several_processes_together_never_allow_more_than_the_limit(
     database: Database, limit: int, processes: int, requests: list[tuple[int, int]]
 ) -> None:
     key_id = new_id(API_KEY)
@@ -78,16 +78,16 @@ async def test_several_processes_together_never_let_more_through_than_the_limit(
         *(admitted(limiters[process], key_id, count) for process, count in ((p % processes, c) for p, c in requests))
     )
     assert sum(passed) <= limit
-    # Whatever is lost is in the reserve of others, and one's reserve is less than a batch.
+    # Unused requests are in the reserves of other processes, and a reserve is smaller than a batch.
     lost = (processes - 1) * (max(1, limit // 50) - 1)
     assert sum(passed) >= min(sum(wanted.values()), limit - lost)
-    # The rest is to be had by whoever asks.
+    # The rest is available to any process.
     rest = [await admitted(limiter, key_id, limit + 1) for limiter in limiters]
     assert sum(passed) + sum(rest) == limit
 
 
 @pytest.mark.parametrize("limit", [1, 7, 49, 50, 99, 1000])
-async def test_one_process_can_have_all_of_it_and_asks_seldom(database: Database, limit: int) -> None:
+async def test_one_process_can_use_the_whole_limit_with_few_statements(database: Database, limit: int) -> None:
     counting = CountingDatabase(database)
     limiter = PostgresRateLimiter(counting, limit, window_seconds=ALWAYS)
     key_id = new_id(API_KEY)
@@ -97,7 +97,7 @@ async def test_one_process_can_have_all_of_it_and_asks_seldom(database: Database
     assert await admitted(limiter, key_id, 20) == 0
 
 
-async def test_a_used_up_window_is_remembered_and_not_asked_for_again(database: Database) -> None:
+async def test_a_used_up_window_is_cached(database: Database) -> None:
     counting, clock = CountingDatabase(database), Clock()
     limiter = PostgresRateLimiter(counting, 3, window_seconds=ALWAYS, clock=clock)
     key_id = new_id(API_KEY)
@@ -105,13 +105,13 @@ async def test_a_used_up_window_is_remembered_and_not_asked_for_again(database: 
     asked = counting.runs
     assert await admitted(limiter, key_id, 10) == 0
     assert counting.runs == asked == 4
-    # When its time is over it asks, and is told that there is still nothing.
+    # When the time is over, it queries again, and there is still nothing left.
     clock.now += ALWAYS
     assert await admitted(limiter, key_id, 10) == 0
     assert counting.runs == asked + 1
 
 
-async def test_a_new_window_gives_everything_again_and_removes_the_old_one(database: Database) -> None:
+async def test_a_new_window_has_the_full_limit_and_removes_the_old_one(database: Database) -> None:
     clock = Clock()
     limiter = PostgresRateLimiter(database, 5, window_seconds=ALWAYS, clock=clock)
     key_id = new_id(API_KEY)
@@ -123,7 +123,7 @@ async def test_a_new_window_gives_everything_again_and_removes_the_old_one(datab
     assert await count_windows(database) == 1
 
 
-async def test_what_was_reserved_is_not_used_after_its_window(database: Database) -> None:
+async def test_a_reserve_is_not_used_after_its_window(database: Database) -> None:
     counting, clock = CountingDatabase(database), Clock()
     limiter = PostgresRateLimiter(counting, 1000, window_seconds=ALWAYS, clock=clock)
     key_id = new_id(API_KEY)
@@ -135,12 +135,12 @@ async def test_what_was_reserved_is_not_used_after_its_window(database: Database
     assert counting.runs == 2
 
 
-async def test_who_is_refused_learns_for_how_long(database: Database) -> None:
+async def test_a_refusal_has_the_remaining_time(database: Database) -> None:
     limiter = PostgresRateLimiter(database, 1, window_seconds=3600)
     key_id = new_id(API_KEY)
     refusals = await asyncio.gather(*(limiter.admit(key_id) for _ in range(4)), return_exceptions=True)
     limited = [refusal for refusal in refusals if isinstance(refusal, RateLimited)]
-    # One more gets through where an hour ends just then.
+    # One more is allowed if an hour ends just then.
     assert len(limited) >= 2
     for refusal in limited:
         seconds = refusal.details["retry_after_seconds"]
@@ -154,21 +154,21 @@ async def test_keys_do_not_share_their_limit(database: Database) -> None:
     assert await asyncio.gather(*(admitted(limiter, key_id, 5) for key_id in keys)) == [2, 2, 2]
 
 
-async def test_without_a_limit_nothing_is_asked(database: Database) -> None:
+async def test_without_a_limit_nothing_is_queried(database: Database) -> None:
     counting = CountingDatabase(database)
     limiter = PostgresRateLimiter(counting, 0)
     assert await admitted(limiter, new_id(API_KEY), 100) == 100
     assert (counting.runs, await count_windows(database)) == (0, 0)
 
 
-async def test_one_process_asks_for_a_key_once_at_a_time(database: Database) -> None:
+async def test_one_process_sends_one_query_for_a_key_at_a_time(database: Database) -> None:
     counting = CountingDatabase(database)
     limiter = PostgresRateLimiter(counting, 5000, window_seconds=ALWAYS)
     assert await admitted(limiter, new_id(API_KEY), 100) == 100
     assert counting.runs == 1
 
 
-async def test_without_a_database_nobody_is_let_through_uncounted(database: Database) -> None:
+async def test_without_a_database_no_request_is_allowed_uncounted(database: Database) -> None:
     counting = CountingDatabase(database)
     limiter = PostgresRateLimiter(counting, 5, window_seconds=ALWAYS)
     key_id = new_id(API_KEY)
@@ -184,6 +184,6 @@ async def test_the_number_of_keys_in_memory_has_a_limit(database: Database, monk
     limiter = PostgresRateLimiter(database, 1, window_seconds=ALWAYS)
     keys = [new_id(API_KEY) for _ in range(6)]
     assert [await admitted(limiter, key_id, 2) for key_id in keys] == [1] * 6
-    assert len(limiter._reserves) == 3  # noqa: SLF001  reason: what is held is not to be seen from outside
-    # A key that was forgotten is still counted.
+    assert len(limiter._reserves) == 3  # noqa: SLF001  reason: the cache is not visible from outside
+    # An evicted key is still counted.
     assert [await admitted(limiter, key_id, 2) for key_id in keys] == [0] * 6

@@ -1,6 +1,6 @@
-"""A store that an earlier release has written: restored from a dump, migrated, proven, shown, moved and continued.
+"""A store that an earlier release has written: restored from a dump, migrated, verified, shown, moved and continued.
 
-`tests/fixtures/store_before_rooms/README.md` says what the dump holds.
+`tests/fixtures/store_before_rooms/README.md` describes the content of the dump.
 """
 
 import gzip
@@ -35,7 +35,7 @@ from server.postgres.migrations import find_drift, migrate_down_one, migrate_up,
 from server.replay.rerun.result import Outcome as ReplayOutcome
 from tests.support.database_source import with_database
 from tests.support.emulators import EmulatedProviders
-from tests.support.http_driver import Talk, turns
+from tests.support.http_driver import ApiClient, turns
 from tests.support.page_driver import PAGES, open_operator
 from tests.support.strata_process import strata, strata_here
 
@@ -68,7 +68,17 @@ STORED_WORDS = {
     "pgqueuer.entrypoint": "SELECT entrypoint || ' ' || status FROM pgqueuer",
 }
 # By the names of the columns in this release: a statement that differs replaces the one above.
-MIGRATED_WORDS = STORED_WORDS | {}
+MIGRATED_WORDS = STORED_WORDS | {
+    "codes in calls.warnings": (
+        "SELECT note->>'code' FROM (SELECT warnings FROM calls UNION ALL SELECT warnings FROM replay.calls) AS noted, "
+        "jsonb_array_elements(warnings::jsonb) note"
+    ),
+    "codes in conversation_facts.error_codes": "SELECT unnest(error_codes) FROM conversation_facts",
+    "codes in conversation_facts.labels": (
+        "SELECT substr(label, 7) FROM conversation_facts, unnest(labels) AS label WHERE label LIKE 'error:%'"
+    ),
+    "codes in audit_log.details": "SELECT details->>'code' FROM audit_log",
+}
 UNEXPLAINED = {
     "answer_unstorable",
     "container",
@@ -77,21 +87,24 @@ UNEXPLAINED = {
     "request_resent",
     "server_call_dropped",
 }
-"""Notes of calls that no page has a sentence for."""
+"""Notes of calls that have no sentence on a page."""
 RENAMED = {
     "opening",
     "opening_rejected",
     "opening_set_down",
+    "provider_cut",
     "shadow_id",
     "shadow_seq",
     "ttl_passed",
     "was_reaped",
 }
-"""Words of the dumped store that no value may contain after the migration, as a word of its own."""
+"""Words of the dumped store that no value may contain after the migration."""
 FREE_TEXTS = {"native", "dynamic", "raw_response", "data", "blocks", "text", "tsv", "excerpt"}
-"""Columns with what clients, models and templates have written."""
+"""Columns with the texts of clients, models and templates."""
 REFUSED = {"profile_assumed": ProviderRejected.code, "settings_refused": ValidationFailed.code}
-"""Conversations that cannot go on: the emulators do not have the model, or it does not take the order of the layers."""
+"""Conversations that cannot continue: the emulators do not have the model, or it does not support the order of the
+layers.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +115,7 @@ def contents() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 async def dumped(server_url: str, worker_id: str) -> AsyncIterator[str]:
-    """The name of a database with the dump in it, which nothing else connects to."""
+    """The name of a database with the dump in it, to which nothing else connects."""
     name = f"strata_dumped_{worker_id}"
     async with _created(server_url, name):
         connection = await asyncpg.connect(with_database(server_url, name))
@@ -123,7 +136,7 @@ async def restored(server_url: str, worker_id: str, dumped: str) -> AsyncIterato
 
 @pytest.fixture
 async def migrated(restored: DatabaseOptions) -> DatabaseOptions:
-    """The same at this release's revision."""
+    """The same database at the revision of this release."""
     await migrate_up(restored)
     return restored
 
@@ -162,15 +175,15 @@ class Served:
     client: httpx2.AsyncClient
     contents: Mapping[str, Any]
 
-    def talk(self, key: str) -> Talk:
-        """With the named key of the dump."""
-        return Talk(client=self.client, key=self.contents["keys"][key])
+    def api_of(self, key: str) -> ApiClient:
+        """A client with the named key of the dump."""
+        return ApiClient(client=self.client, key=self.contents["keys"][key])
 
-    def client_of(self, conversation_id: str) -> Talk:
-        """With the key of the conversation's tenant."""
+    def client_of(self, conversation_id: str) -> ApiClient:
+        """A client with the key of the conversation's tenant."""
         found = self.contents["conversations"]
         others = (*found["other_tenant"], *found["imported"])
-        return self.talk("other_client" if conversation_id in others else "client")
+        return self.api_of("other_client" if conversation_id in others else "client")
 
 
 @pytest.fixture
@@ -208,7 +221,7 @@ async def count_rows(options: DatabaseOptions, table: str) -> int:
 
 
 def verify(options: DatabaseOptions, directory: Path, *arguments: str, code: int = 0) -> dict[str, int]:
-    """What `strata replay verify` counts in a database, without any key and with providers that cannot be reached."""
+    """The counts of `strata replay verify` in a database, without any key and with unreachable providers."""
     report = directory / "report.json"
     env = {
         "STRATA_DATABASE_URL": options.url,
@@ -233,7 +246,7 @@ def every_conversation(contents: Mapping[str, Any]) -> list[str]:
     return sorted({each for ids in contents["conversations"].values() for each in ids})
 
 
-async def test_the_dump_holds_what_is_listed_of_it(restored: DatabaseOptions, contents: Mapping[str, Any]) -> None:
+async def test_the_dump_contains_what_its_list_states(restored: DatabaseOptions, contents: Mapping[str, Any]) -> None:
     state = await read_schema_state(restored)
     assert (state.current, state.known) == (contents["revision"], True)
     assert {table: await count_rows(restored, table) for table in contents["rows"]} == contents["rows"]
@@ -242,7 +255,7 @@ async def test_the_dump_holds_what_is_listed_of_it(restored: DatabaseOptions, co
     assert [encode_id(CONVERSATION, row["id"]) for row in rows] == every_conversation(contents)
 
 
-async def test_a_migrated_store_is_proven_to_the_last_call(
+async def test_a_migrated_store_is_verified_to_the_last_call(
     restored: DatabaseOptions, contents: Mapping[str, Any], tmp_path: Path
 ) -> None:
     run(restored, tmp_path, "migrate", "up")
@@ -254,7 +267,7 @@ async def test_a_migrated_store_is_proven_to_the_last_call(
     for table in ("conversations", "turns", "calls", "epochs", "segments"):
         assert await count_rows(restored, table) == contents["rows"][table], table
 
-    # Every call is looked at: one changed byte is found.
+    # Every call is verified: one changed byte is found.
     [row] = await fetch(
         restored,
         """UPDATE calls SET raw_response = set_byte(raw_response, 30, 255 - get_byte(raw_response, 30))
@@ -275,7 +288,7 @@ async def test_every_stored_word_is_one_of_this_release(migrated: DatabaseOption
         "epochs.reason": set(EpochReason),
         "replay.epochs.reason": set(EpochReason),
         "calls.warnings signatures_withheld": set(WithheldReason),
-        # Claude gives a reason of its own.
+        # Claude reports its own reason.
         "calls.cache_miss_reason": {*MissReason, "previous_message_not_found"},
         "calls.error_code": codes,
         "turns.error_code": codes,
@@ -283,6 +296,7 @@ async def test_every_stored_word_is_one_of_this_release(migrated: DatabaseOption
         "turns.stop_reason": set(StopReason),
         "audit_log.action": {f"{action} {outcome}" for action in Action for outcome in Outcome},
         "replay_results.outcome": set(ReplayOutcome),
+        **{name: codes for name in words if name.startswith("codes in ")},
     }
     for name, known in vocabulary.items():
         assert words[name] - known == set(), name
@@ -314,28 +328,43 @@ async def test_no_value_or_name_contains_a_renamed_word(migrated: DatabaseOption
 
 
 async def test_flags_filters_and_labels_keep_their_meaning(restored: DatabaseOptions) -> None:
-    """The dump has interrupted turns; a saved view and a replay that select by them are added to it."""
+    """The dump has interrupted turns and lost connections; a saved view and a replay that select by them, and
+    entries of the audit log about them, are added to it.
+    """
     flagged = "SELECT conversation_id FROM conversation_facts WHERE {} ORDER BY 1"
     before = await fetch(restored, flagged.format("was_reaped"))
     assert before
-    await fetch(restored, """UPDATE saved_views SET filters = filters || '{"was_reaped": "true"}'""")
+    failed = await fetch(restored, flagged.format("labels @> '{error:provider_cut}'"))
+    assert failed
     await fetch(
-        restored, """UPDATE audit_log SET details = '{"filters": ["model", "was_reaped"]}' WHERE action = 'login'"""
+        restored,
+        """UPDATE saved_views SET filters = filters || '{"was_reaped": "true", "error_code": "provider_cut"}'""",
     )
-    draft = '{"name": "was_reaped of May", "selection": {"filters": {"was_reaped": true}}}'
+    await fetch(
+        restored,
+        """UPDATE audit_log SET details = '{"filters": ["model", "was_reaped"], "code": "opening_rejected"}'
+        WHERE action = 'login'""",
+    )
+    draft = (
+        '{"name": "was_reaped and \\"error_code\\": \\"provider_cut\\"", '
+        '"selection": {"filters": {"was_reaped": true, "error_code": "provider_cut"}}}'
+    )
     await fetch(restored, "UPDATE replays SET draft = $1", draft)
     await migrate_up(restored)
     assert await fetch(restored, flagged.format("was_recovered")) == before
     assert await fetch(restored, flagged.format("labels @> '{has:was_recovered}'")) == before
-    views = await fetch(restored, "SELECT filters->>'was_recovered' AS flag FROM saved_views")
-    assert {row["flag"] for row in views} == {"true"}
-    [named] = await fetch(
-        restored, "SELECT DISTINCT details->'filters' AS filters FROM audit_log WHERE action = 'login'"
+    assert await fetch(restored, flagged.format("labels @> '{error:provider_disconnected}'")) == failed
+    views = await fetch(
+        restored, "SELECT filters->>'was_recovered' AS flag, filters->>'error_code' AS code FROM saved_views"
     )
-    assert json.loads(named["filters"]) == ["model", "was_recovered"]
+    assert {(row["flag"], row["code"]) for row in views} == {("true", "provider_disconnected")}
+    [entry] = await fetch(restored, "SELECT DISTINCT details FROM audit_log WHERE action = 'login'")
+    assert json.loads(entry["details"]) == {"filters": ["model", "was_recovered"], "code": "summary_rejected"}
     [stored] = await fetch(restored, "SELECT DISTINCT draft::text AS draft FROM replays")
-    # The name of a replay is its creator's.
-    assert json.loads(stored["draft"]) == json.loads(draft.replace('"was_reaped"', '"was_recovered"'))
+    # The name of a replay is free text.
+    expected = json.loads(draft)
+    expected["selection"]["filters"] = {"was_recovered": True, "error_code": "provider_disconnected"}
+    assert json.loads(stored["draft"]) == expected
 
 
 async def test_results_and_notes_of_judges_have_positions(restored: DatabaseOptions) -> None:
@@ -355,7 +384,7 @@ async def test_results_and_notes_of_judges_have_positions(restored: DatabaseOpti
 async def test_every_conversation_call_and_replay_is_shown(
     served: Served, migrated: DatabaseOptions, contents: Mapping[str, Any]
 ) -> None:
-    api = served.talk("superadmin")
+    api = served.api_of("superadmin")
     calls = [
         (encode_id(CONVERSATION, row["conversation_id"]), row["turn_seq"], row["attempt"])
         for row in await fetch(migrated, ALL_CALLS)
@@ -374,8 +403,8 @@ async def test_every_conversation_call_and_replay_is_shown(
         for conversation_id in every_conversation(contents):
             await api.expect(200, "GET", f"/admin/api/conversations/{conversation_id}")
             assert conversation_id in await page(f"/admin/conversations/{conversation_id}")
-            talk = served.client_of(conversation_id)
-            shown = await talk.expect(200, "GET", f"/v1/conversations/{conversation_id}")
+            api_of = served.client_of(conversation_id)
+            shown = await api_of.expect(200, "GET", f"/v1/conversations/{conversation_id}")
             assert shown["id"] == conversation_id
         for conversation_id, turn_seq, attempt in calls:
             path = f"conversations/{conversation_id}/calls/{turn_seq}/{attempt}"
@@ -395,7 +424,7 @@ async def test_every_conversation_call_and_replay_is_shown(
                 await page(f"/admin/{path}{item_page}")
 
 
-async def test_every_conversation_goes_on_and_moves_to_an_empty_store(
+async def test_every_conversation_continues_and_moves_to_an_empty_store(
     served: Served, migrated: DatabaseOptions, empty: DatabaseOptions, contents: Mapping[str, Any], tmp_path: Path
 ) -> None:
     ids = every_conversation(contents)
@@ -403,9 +432,9 @@ async def test_every_conversation_goes_on_and_moves_to_an_empty_store(
     for conversation_id in ids:
         body = {"input": "And now?", "abandon_pending_calls": True}
         answer = await served.client_of(conversation_id).ask("POST", turns(conversation_id), body)
-        told = answer.json()
-        ended = told["turn"]["state"] if answer.status_code == 200 else told["code"]
-        assert ended == refused.get(conversation_id, "complete"), (conversation_id, told)
+        result = answer.json()
+        ended = result["turn"]["state"] if answer.status_code == 200 else result["code"]
+        assert ended == refused.get(conversation_id, "complete"), (conversation_id, result)
 
     proven = verify(migrated, tmp_path)
     assert proven["mismatch_count"] == 0
@@ -425,13 +454,13 @@ async def test_every_conversation_goes_on_and_moves_to_an_empty_store(
         assert await count_rows(empty, table) == await count_rows(migrated, table), table
 
 
-async def test_what_was_queued_or_paused_is_finished(
+async def test_queued_and_paused_work_is_finished(
     served: Served, migrated: DatabaseOptions, contents: Mapping[str, Any]
 ) -> None:
     queued = await fetch(migrated, "SELECT DISTINCT entrypoint FROM pgqueuer")
     assert {row["entrypoint"] for row in queued} <= {job.name for job in served.program.jobs}
     assert queued
-    api = served.talk("admin")
+    api = served.api_of("admin")
     for name in ("queued", "paused"):
         replay = f"/admin/api/replays/{contents['replays'][name]['id']}"
         if name == "paused":

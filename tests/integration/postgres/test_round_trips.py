@@ -1,6 +1,6 @@
 """The request path costs one round trip per step, and no more in a long conversation than in a short one.
 
-The client's connection goes through a proxy that reads the messages.
+The connection of the client goes through a proxy that parses the messages.
 """
 
 import hashlib
@@ -40,12 +40,12 @@ from tests.support.wire_proxy import WireProxy, open_proxy
 Result = TypeVar("Result")
 
 SLACK_BYTES = 64
-"""What two answers of the same size may differ by: some fields are as long as what they say."""
+"""Tolerated difference between two answers of the same size: the length of some fields varies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """A store and a key ring on a single connection, and the proxy that it goes through."""
+    """A store and a key ring on a single connection, and its proxy."""
 
     proxy: WireProxy
     database: Database
@@ -83,8 +83,8 @@ async def presented(key_ring: PostgresKeyRing, tenant: Tenant) -> PresentedKey:
     return presented
 
 
-async def _walk(wire: Wire, tenant: Tenant, conversation_id: str, presented: PresentedKey) -> dict[str, int]:
-    """The steps of a turn in their order, and what each costs."""
+async def _take_turns(wire: Wire, tenant: Tenant, conversation_id: str, presented: PresentedKey) -> dict[str, int]:
+    """The steps of a turn in order, and the cost of each."""
     turn = user_input(conversation_id, abandons_calls=True)
     lease = Lease(
         conversation_id=conversation_id,
@@ -117,8 +117,10 @@ async def test_each_step_of_a_turn_is_one_round_trip(
     conversation = await create_conversation(store, tenant.id)
     for _ in range(turn_count // 2):
         await take_exchange(store, tenant.id, conversation.id)
-    await _walk(wire, tenant, conversation.id, presented)  # a statement that is new to a connection is prepared first
-    costs = await _walk(wire, tenant, conversation.id, presented)
+    await _take_turns(
+        wire, tenant, conversation.id, presented
+    )  # A statement that is new to a connection is prepared first.
+    costs = await _take_turns(wire, tenant, conversation.id, presented)
     assert costs == dict.fromkeys(costs, 1)
     assert wire.proxy.connections_made == 1
 
@@ -142,11 +144,11 @@ async def test_a_cached_key_costs_no_round_trip(wire: Wire, database: Database, 
         assert await wire.cost(lambda: keys.find_live_key(presented)) == 0
 
 
-async def test_the_rate_limit_asks_once_for_many_requests(wire: Wire) -> None:
+async def test_the_rate_limit_queries_once_for_many_requests(wire: Wire) -> None:
     limiter = PostgresRateLimiter(wire.database, 500, window_seconds=1e10)
     key_id = new_id(API_KEY)
     for _ in range(10):
-        await limiter.admit(key_id)  # prepares the statement
+        await limiter.admit(key_id)  # Prepares the statement.
 
     async def admit(count: int) -> None:
         for _ in range(count):
@@ -156,7 +158,7 @@ async def test_the_rate_limit_asks_once_for_many_requests(wire: Wire) -> None:
 
 
 async def _converse(store: PostgresStore, tenant: Tenant, *, compacted: int, buffered: int, static: str) -> str:
-    """A conversation with that many turns before the buffer's start and after it."""
+    """A conversation with that many turns before the start of the buffer and after it."""
     conversation = await create_conversation(store, tenant.id)
     await store.begin_epoch(tenant.id, conversation.id, epoch(1, static))
     for _ in range(compacted // 2):
@@ -171,13 +173,13 @@ async def _converse(store: PostgresStore, tenant: Tenant, *, compacted: int, buf
     return conversation.id
 
 
-async def test_loading_a_payload_costs_what_the_buffer_holds_and_not_what_came_before(
+async def test_loading_a_payload_depends_on_the_buffer_and_not_on_earlier_turns(
     wire: Wire, store: PostgresStore, tenant: Tenant
 ) -> None:
     weights = []
     for compacted in (2, 400):
         conversation_id = await _converse(store, tenant, compacted=compacted, buffered=20, static="You help.")
-        await wire.store.load_payload_source(tenant.id, conversation_id)  # prepares the statement
+        await wire.store.load_payload_source(tenant.id, conversation_id)  # Prepares the statement.
         weight, source = await wire.weight(lambda: wire.store.load_payload_source(tenant.id, conversation_id))  # noqa: B023  reason: awaited at once
         assert len(source.buffered) == 20
         assert source.buffered[0].seq == compacted + 1
@@ -185,7 +187,7 @@ async def test_loading_a_payload_costs_what_the_buffer_holds_and_not_what_came_b
     assert abs(weights[0] - weights[1]) <= SLACK_BYTES
 
 
-async def test_a_static_text_that_is_held_is_not_sent_again(wire: Wire, store: PostgresStore, tenant: Tenant) -> None:
+async def test_a_cached_static_text_is_not_loaded_again(wire: Wire, store: PostgresStore, tenant: Tenant) -> None:
     static = "You help. " * 20_000
     conversation_id = await _converse(store, tenant, compacted=2, buffered=2, static=static)
     _, source = await wire.weight(lambda: wire.store.load_payload_source(tenant.id, conversation_id))
@@ -202,7 +204,7 @@ async def test_a_static_text_that_is_held_is_not_sent_again(wire: Wire, store: P
     assert without.buffered == full.buffered
 
 
-async def test_a_manifest_is_not_read_by_the_store_that_has_written_it(
+async def test_a_manifest_is_not_loaded_by_the_store_that_has_written_it(
     wire: Wire, store: PostgresStore, tenant: Tenant
 ) -> None:
     """It has an entry for each piece of the static text, so it grows with the history."""
@@ -218,7 +220,7 @@ async def test_a_manifest_is_not_read_by_the_store_that_has_written_it(
     lease = (await accept(wire.store, tenant.id, user_input(conversation.id))).lease
     weights = []
     for reader in (wire.store, PostgresStore(wire.database)):
-        await reader.load_payload_source(tenant.id, conversation.id)  # prepares the statement
+        await reader.load_payload_source(tenant.id, conversation.id)  # Prepares the statement.
         weight, source = await wire.weight(partial(reader.load_payload_source, tenant.id, conversation.id))
         assert source.previous_manifest == manifest
         weights.append(weight)
@@ -235,12 +237,12 @@ async def test_a_manifest_is_not_read_by_the_store_that_has_written_it(
     assert source.previous_manifest == manifest[:2]
 
 
-async def test_images_that_are_held_are_not_sent_again(wire: Wire, store: PostgresStore, tenant: Tenant) -> None:
+async def test_cached_images_are_not_loaded_again(wire: Wire, store: PostgresStore, tenant: Tenant) -> None:
     conversation = await create_conversation(store, tenant.id)
     data = bytes(range(256)) * 400
     image = Blob(sha256=hashlib.sha256(data).digest(), media_type="image/png", data=data)
     await accept(store, tenant.id, user_input(conversation.id, blobs=(image,)))
-    await wire.store.load_payload_source(tenant.id, conversation.id)  # prepares the statement
+    await wire.store.load_payload_source(tenant.id, conversation.id)  # Prepares the statement.
     whole, _ = await wire.weight(lambda: wire.store.load_payload_source(tenant.id, conversation.id))
     rest, _ = await wire.weight(
         lambda: wire.store.load_payload_source(tenant.id, conversation.id, cached_blobs=[image.sha256])
@@ -249,7 +251,7 @@ async def test_images_that_are_held_are_not_sent_again(wire: Wire, store: Postgr
     assert rest < 4096
 
 
-async def test_accepting_in_a_long_conversation_receives_as_little_as_in_a_short_one(
+async def test_accepting_receives_as_little_in_a_long_conversation_as_in_a_short_one(
     wire: Wire, store: PostgresStore, tenant: Tenant
 ) -> None:
     weights = []

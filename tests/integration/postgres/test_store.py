@@ -1,4 +1,4 @@
-"""The store on Postgres keeps the port's contract."""
+"""The store on Postgres passes the contract of the port."""
 
 from server.conversation.store import Store
 from server.postgres.engine import Database
@@ -8,7 +8,7 @@ from tests.contracts.store_contract import StoreContract, other_tenant
 __all__ = ["other_tenant"]
 
 
-def test_the_store_is_what_the_port_asks_for(database: Database) -> None:
+def test_the_store_implements_the_port(database: Database) -> None:
     store: Store = PostgresStore(database)
     assert isinstance(store, PostgresStore)
 

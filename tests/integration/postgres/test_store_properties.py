@@ -1,4 +1,4 @@
-"""What must hold for any history and any number of writers, against the real database."""
+"""Invariants for any history and any number of writers, on the real database."""
 
 import asyncio
 from dataclasses import replace
@@ -30,7 +30,7 @@ FEW = settings(max_examples=15)
 
 
 async def write(store: PostgresStore, tenant_id: str, conversation_id: str, text: str) -> int:
-    """A writer that wants to say one thing and does not give up."""
+    """A writer that retries until it has sent one text."""
     while True:
         try:
             accepted = await accept(store, tenant_id, user_input(conversation_id, text))
@@ -63,7 +63,7 @@ async def test_two_writers_never_get_the_same_number_and_no_number_is_missing(
         page = await store.list_turns(tenant.id, conversation.id, limit=100)
         assert [turn.seq for turn in page.items] == list(range(1, count + 1))
         assert (await store.load_conversation(tenant.id, conversation.id)).revision == count
-        # Each answer stands behind its own question.
+        # Each answer follows its own question.
         for question, reply in zip(page.items[::2], page.items[1::2], strict=True):
             assert reply.blocks == answer(question.blocks[0].text).blocks  # type: ignore[union-attr]
 
@@ -80,7 +80,7 @@ async def test_a_lease_has_one_owner(store: PostgresStore, tenant: Tenant, conte
     [accepted] = [outcome for outcome in outcomes if isinstance(outcome, Accepted)]
     others = [outcome for outcome in outcomes if outcome is not accepted]
     if same_key:
-        # Whoever lost sees either the turn that won or, in the same instant, a busy conversation.
+        # The loser finds either the turn that won or, at the same moment, a busy conversation.
         assert all(isinstance(outcome, Duplicate | ConversationBusy) for outcome in others)
     else:
         assert all(isinstance(outcome, ConversationBusy) for outcome in others)
@@ -91,9 +91,7 @@ async def test_a_lease_has_one_owner(store: PostgresStore, tenant: Tenant, conte
 
 @FEW
 @given(data=st.data())
-async def test_whatever_happens_to_a_lease_one_token_at_a_time_can_write(
-    store: PostgresStore, tenant: Tenant, data: st.DataObject
-) -> None:
+async def test_only_one_token_at_a_time_can_write(store: PostgresStore, tenant: Tenant, data: st.DataObject) -> None:
     conversation = await create_conversation(store, tenant.id)
     accepted = await accept(store, tenant.id, user_input(conversation.id, lease_seconds=0))
     held, lost = accepted.lease, list[Lease]()
@@ -136,7 +134,7 @@ def exchanges(draw: st.DrawFn) -> tuple[NewInput, NewAnswer]:
 
 
 @given(exchange=exchanges())
-async def test_what_finish_committed_is_what_load_returns(
+async def test_a_finished_turn_is_loaded_as_committed(
     store: PostgresStore, tenant: Tenant, exchange: tuple[NewInput, NewAnswer]
 ) -> None:
     conversation = await create_conversation(store, tenant.id)
@@ -158,7 +156,7 @@ async def test_what_finish_committed_is_what_load_returns(
     assert decode_blocks(source.buffered[0].native.data) == question.blocks
     assert source.buffered[0].blocks == question.blocks
     assert (source.buffered[1].native, source.buffered[1].dynamic) == (reply.native, call.start.dynamic or None)
-    # Another provider than the assistant's said it.
+    # The answer is of another provider than the assistant's.
     assert source.buffered[1].blocks == reply.blocks
 
 

@@ -1,4 +1,4 @@
-"""Every column that is stored of a conversation is proven by verifying it, or is excused here with its reason."""
+"""Every stored column of a conversation is verified, or is listed here with the reason why not."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from server.postgres.archive.fields import ARCHIVED
 from server.postgres.engine import Database
 from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
-from tests.support.compaction_driver import build_compactor, walk_far
-from tests.support.conversation_driver import Walk, asks, begin_walk, tells
+from tests.support.compaction_driver import build_compactor, drive_to_full_window
+from tests.support.conversation_driver import ConversationDriver, start_driver, text_reply, tool_reply
 from tests.support.emulators import EmulatedProviders
 from tests.support.fakes.compaction_observer import Observed
 from tests.support.verifying import verify, verify_damaged
@@ -95,7 +95,7 @@ _EXCUSED: dict[str, dict[str, str]] = {
         "cost_usd": _MONEY,
     },
 }
-"""Of the tables that are proven, the columns that are not."""
+"""Of the verified tables, the columns that are not verified."""
 _CHANGES: dict[tuple[str, str], str] = {
     ("turns", "kind"): "CASE kind WHEN 'tool_response' THEN 'user_task' ELSE 'tool_response' END",
     ("turns", "state"): "CASE state WHEN 'complete' THEN 'cancelled' ELSE 'complete' END",
@@ -116,15 +116,15 @@ _CHANGES: dict[tuple[str, str], str] = {
 }
 
 _WHERE: dict[tuple[str, str], str] = {
-    # Without segments it says nothing.
+    # Without segments it has no meaning.
     ("epochs", "generation"): "segment_count > 0",
-    # Of a turn's call they are notes for operators; of one of no turn they say what was asked.
+    # For the call of a turn they are notes for operators; for a background call they describe the request.
     ("calls", "warnings"): "turn_seq < 0",
 }
 
 
 def _change(column: Column[Any]) -> str:
-    """Another value than it has."""
+    """A different value."""
     name = column.name
     if (changed := _CHANGES.get((column.table.name, name))) is not None:
         return changed
@@ -146,7 +146,7 @@ def _change(column: Column[Any]) -> str:
 
 
 def _damage(column: Column[Any]) -> str:
-    """Changes it in the newest row that has a value."""
+    """Change it in the newest row that has a value."""
     table, keys = column.table.name, [key.name for key in column.table.primary_key]
     has_value = f"length({column.name}) > 0" if isinstance(column.type, LargeBinary) else f"{column.name} IS NOT NULL"
     which = _WHERE.get((table, column.name), has_value)
@@ -156,39 +156,39 @@ def _damage(column: Column[Any]) -> str:
 
 
 @pytest.fixture
-async def walks(strata_server: StrataServer, emulated: EmulatedProviders) -> list[Walk]:
-    """All that is stored of conversations: tools, images, segments, a summary, a signed block, broken turns, rejected
-    signatures.
+async def drivers(strata_server: StrataServer, emulated: EmulatedProviders) -> list[ConversationDriver]:
+    """Everything that is stored of conversations: tools, images, segments, a summary, a signed summary, failed
+    turns, rejected signatures.
     """
     await strata_server.key_ring.create_tenant("other")
-    rejected = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI)
-    await rejected.task("Task 1.", asks("Oslo"), tells("Answer 1."))
+    rejected = await start_driver(strata_server.program, strata_server.tenant.id, emulated, GEMINI)
+    await rejected.task("Task 1.", tool_reply("Oslo"), text_reply("Answer 1."))
     emulated[GEMINI].state.signer.replace_secret()
-    await rejected.task("Task 2.", tells("Answer 2."))
-    summed = await walk_far(strata_server, emulated, GEMINI)
+    await rejected.task("Task 2.", text_reply("Answer 2."))
+    summed = await drive_to_full_window(strata_server, emulated, GEMINI)
     await summed.change(context={"todos": ["stay"]}, args={"tone": "mild"})
-    emulated[GEMINI].says(tells("It was about foxes."))
+    emulated[GEMINI].queue_replies(text_reply("It was about foxes."))
     await build_compactor(strata_server.program, Observed()).compact(summed.tenant_id, summed.conversation_id)
-    await summed.task("A picture.", tells("Grey."), picture=True)
-    await summed.fail("Broken.", tells("One two three four."), after_chunks=3)
-    await summed.cancel("Cancelled.", tells("One two three four."), after_events=1)
-    await summed.task("And on?", tells("On and on."))
+    await summed.task("A picture.", text_reply("Grey."), picture=True)
+    await summed.fail("Broken.", text_reply("One two three four."), after_chunks=3)
+    await summed.cancel("Cancelled.", text_reply("One two three four."), after_events=1)
+    await summed.task("And on?", text_reply("On and on."))
     settings = {"compaction": {"policy": "off", "keep_exchanges": 1, "signed": True}}
-    signed = await begin_walk(
+    signed = await start_driver(
         strata_server.program, strata_server.tenant.id, emulated, ANTHROPIC, settings=settings, model="claude-fable-5-2"
     )
     for number in range(3):
-        await signed.task(f"Task {number}.", tells(f"Answer {number}."))
+        await signed.task(f"Task {number}.", text_reply(f"Answer {number}."))
     compactor = strata_server.program.compactor
     await compactor.compact(signed.tenant_id, signed.conversation_id, force=True)
-    await signed.task("And now?", tells("Now this."))
+    await signed.task("And now?", text_reply("Now this."))
     return [summed, signed, rejected]
 
 
-async def test_every_column_is_proven_or_excused(database: Database, walks: list[Walk]) -> None:
-    ids = [walk.conversation_id for walk in walks]
+async def test_every_column_is_verified_or_excused(database: Database, drivers: list[ConversationDriver]) -> None:
+    ids = [driver.conversation_id for driver in drivers]
     assert (await verify(database, ids)).mismatches == ()
-    # What an archive takes along is what there is of a conversation.
+    # An archive contains everything of a conversation.
     assert set(_EXCUSED) == {table.name for table in ARCHIVED.values()}
     for table in ARCHIVED.values():
         excused = _EXCUSED[table.name]

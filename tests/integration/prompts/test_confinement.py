@@ -1,4 +1,6 @@
-"""What came over the network is parsed, checked and rendered in a confined process only, never in the server's own."""
+"""Templates from the network are parsed, checked and rendered in a confined process only, never in that of the
+server.
+"""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,13 +29,13 @@ from server.replay.rerun.result import AnswerFacts
 from server.replay.rerun.source import list_turns
 from tests.conftest import StrataServer
 from tests.support.builders import A_TIME, definition
-from tests.support.conversation_driver import begin_walk, tells
+from tests.support.conversation_driver import start_driver, text_reply
 from tests.support.emulators import EmulatedProviders
-from tests.support.http_driver import Talk, open_talk
+from tests.support.http_driver import ApiClient, open_api
 from tests.support.replay_driver import arm_again
 
 FREEZING = "{{ (7**6000000)|string }}"
-"""Jinja calculates it while it compiles, and turning it into text takes seconds in the least."""
+"""Jinja evaluates it while it compiles, and converting it to text takes seconds at least."""
 SOURCES = {
     "gemini_static_prompt.j2": "For {{ args.name }}: {{ roles }}",
     "anthropic_static_prompt.j2": "{{ roles }} {{ procedure }}{{ cached_history }}\n",
@@ -71,7 +73,7 @@ async def server_renderer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIter
 
 @pytest.fixture
 def closed_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Sources that reach Jinja in this process from now on; none may."""
+    """Sources that reach Jinja in this process from now on; there must be none."""
     reached: list[str] = []
 
     def refuse(_: Sandbox, source: Any, *_more: Any, **_options: Any) -> None:
@@ -96,7 +98,7 @@ async def render_all(renderer: JinjaRenderer, text: str) -> Sequence[Any]:
 
 
 @given(text=st.text(max_size=20))
-async def test_a_candidates_templates_render_in_a_worker_as_the_servers_own_do_here(
+async def test_templates_of_a_candidate_render_in_a_worker_as_those_of_the_server_do_here(
     server_renderer: JinjaRenderer, text: str
 ) -> None:
     candidate = server_renderer.with_templates(SOURCES)
@@ -104,7 +106,7 @@ async def test_a_candidates_templates_render_in_a_worker_as_the_servers_own_do_h
     assert await render_all(candidate, text) == await render_all(server_renderer, text)
 
 
-async def test_a_candidates_templates_never_reach_the_engine_of_this_process(
+async def test_templates_of_a_candidate_never_reach_the_engine_of_this_process(
     server_renderer: JinjaRenderer, closed_engine: list[str]
 ) -> None:
     candidate = server_renderer.with_templates(SOURCES)
@@ -119,7 +121,7 @@ async def test_a_candidates_templates_never_reach_the_engine_of_this_process(
 
 
 @pytest.mark.parametrize("name", SOURCES)
-async def test_a_candidates_template_has_the_limits_of_an_instruction(name: str) -> None:
+async def test_a_template_of_a_candidate_has_the_limits_of_an_instruction(name: str) -> None:
     renderer = make(seconds=0.5)
     try:
         candidate = renderer.with_templates({name: FREEZING})
@@ -133,7 +135,7 @@ async def test_a_candidates_template_has_the_limits_of_an_instruction(name: str)
         await renderer.close()
 
 
-async def test_a_candidates_template_that_fails_later_says_how() -> None:
+async def test_a_template_of_a_candidate_that_fails_later_reports_its_error() -> None:
     renderer = make(seconds=0.5)
     try:
         loops = "{% for a in range(10 ** 5) %}{% for b in range(10 ** 5) %}{% endfor %}{% endfor %}"
@@ -158,7 +160,7 @@ async def test_a_candidates_template_that_fails_later_says_how() -> None:
 
 
 def doubled(times: int, first: str = "text", name: str = "a") -> tuple[str, str]:
-    """Loops that bind a list of two lists of two lists and so on, and the name of the outermost."""
+    """Loops that build a list of two lists of two lists and so on, and the name of the outermost."""
     loops = "".join(f" for {name}{n} in [[{name}{n - 1}, {name}{n - 1}]]" for n in range(1, times + 1))
     return f" for {name}0 in [{first}]{loops}", f"{name}{times}"
 
@@ -171,7 +173,7 @@ def slow_expression() -> str:
 
 
 def large_expression() -> str:
-    """A text of 2^40 members."""
+    """A text of 2^40 characters."""
     loops, last = doubled(40)
     return f"[len(str({last})){loops}] == []"
 
@@ -214,7 +216,7 @@ async def checker() -> AsyncIterator[ConfinedAssertions]:
     ],
     ids=["slow", "large", "growing", "wrong", "many steps"],
 )
-async def test_an_assertion_that_takes_too_much_says_so_and_fails_no_other(
+async def test_an_assertion_above_its_limits_is_reported_and_fails_no_other(
     checker: ConfinedAssertions, expression: str, codes: set[str]
 ) -> None:
     assertions = asserting("'warm' in text", expression, "'cold' in text")
@@ -229,7 +231,7 @@ async def test_an_assertion_that_takes_too_much_says_so_and_fails_no_other(
     assert 0 < len(second.message) <= 500
 
 
-async def test_after_three_that_take_too_much_the_others_of_an_answer_are_not_evaluated(
+async def test_after_three_assertions_above_their_limits_the_others_are_not_evaluated(
     checker: ConfinedAssertions,
 ) -> None:
     results = await checker.check("acme", asserting("True", *[slow_expression()] * 4, "True"), SAID)
@@ -260,7 +262,7 @@ async def test_a_schema_is_checked_in_the_worker(checker: ConfinedAssertions) ->
     ]
 
 
-async def test_nothing_holds_for_an_answer_that_did_not_come(checker: ConfinedAssertions) -> None:
+async def test_no_assertion_holds_for_a_missing_answer(checker: ConfinedAssertions) -> None:
     lost = replace(SAID, facts=AnswerFacts(error_code="provider_disconnected"))
     (result,) = await checker.check("acme", asserting("True"), lost)
 
@@ -272,7 +274,7 @@ async def test_nothing_holds_for_an_answer_that_did_not_come(checker: ConfinedAs
 
 @pytest.fixture
 def closed_evaluator(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is evaluated in this process from now on; nothing may."""
+    """What is evaluated in this process from now on; there must be nothing."""
     reached: list[str] = []
 
     def refuse(*given: Any, **_: Any) -> None:
@@ -284,24 +286,24 @@ def closed_evaluator(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return reached
 
 
-async def test_a_replay_with_hostile_assertions_comes_to_its_end(
+async def test_a_replay_with_hostile_assertions_ends(
     strata_server: StrataServer, emulated: EmulatedProviders, closed_evaluator: list[str]
 ) -> None:
     program, tenant_id = strata_server.program, strata_server.tenant.id
-    walk = await begin_walk(program, tenant_id, emulated, "gemini")
-    await walk.task("How is Oslo?", tells("It is warm."))
-    turns = await list_turns(program.store, tenant_id, walk.conversation_id)
+    driver = await start_driver(program, tenant_id, emulated, "gemini")
+    await driver.task("How is Oslo?", text_reply("It is warm."))
+    turns = await list_turns(program.store, tenant_id, driver.conversation_id)
     arm_again(emulated, turns)
     draft = {
         "name": "Nightly",
-        "selection": {"conversation_ids": [walk.conversation_id]},
+        "selection": {"conversation_ids": [driver.conversation_id]},
         "assertions": [
             {"name": "warm", "expression": "'warm' in text"},
             {"name": "slow", "expression": slow_expression()},
             {"name": "json", "schema": {"type": "object"}},
         ],
     }
-    async with open_talk(strata_server, strata_server.admin_key) as admin:
+    async with open_api(strata_server, strata_server.admin_key) as admin:
         made = await admin.expect(201, "POST", "/admin/api/replays", draft)
         await program.replays.items.run_all(made["id"])
         done = await admin.expect(200, "GET", f"/admin/api/replays/{made['id']}")
@@ -318,19 +320,19 @@ async def test_a_replay_with_hostile_assertions_comes_to_its_end(
 
 
 @pytest.fixture
-async def admin(strata_server: StrataServer) -> AsyncIterator[Talk]:
-    async with open_talk(strata_server, strata_server.admin_key) as talk:
-        yield talk
+async def admin(strata_server: StrataServer) -> AsyncIterator[ApiClient]:
+    async with open_api(strata_server, strata_server.admin_key) as api:
+        yield api
 
 
-async def test_nothing_that_comes_over_http_reaches_the_engine_of_the_server(
-    strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk, closed_engine: list[str]
+async def test_nothing_from_the_network_reaches_the_engine_of_the_server(
+    strata_server: StrataServer, emulated: EmulatedProviders, admin: ApiClient, closed_engine: list[str]
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, "gemini")
-    await walk.task("How is Oslo?", tells("It is cold."))
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, "gemini")
+    await driver.task("How is Oslo?", text_reply("It is cold."))
     instructions = {"roles": "Be {{ tone }}.", "procedure": "{{ session.mode }}", "constraints": "{{ args.x }}"}
     assistant = {"name": "a", "provider": "gemini", "instructions": instructions}
-    async with open_talk(strata_server) as client:
+    async with open_api(strata_server) as client:
         made = await client.expect(201, "POST", "/v1/assistants", assistant)
         await client.expect(422, "POST", "/v1/assistants", {**assistant, "instructions": {"roles": "{{"}})
         await client.expect(200, "PUT", f"/v1/assistants/{made['id']}", {**assistant, "name": "b"})
@@ -340,7 +342,7 @@ async def test_nothing_that_comes_over_http_reaches_the_engine_of_the_server(
     assert "Be kind." in rendered["text"]
     draft: Mapping[str, Any] = {
         "name": "Nightly",
-        "selection": {"conversation_ids": [walk.conversation_id]},
+        "selection": {"conversation_ids": [driver.conversation_id]},
         "candidate": {"templates": SOURCES, "instructions": instructions},
     }
     await admin.expect(200, "POST", "/admin/api/replays", {**draft, "dry_run": True})

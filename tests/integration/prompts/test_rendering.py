@@ -1,4 +1,4 @@
-"""Instructions are rendered in a process of their own, and nothing that they do reaches the server."""
+"""Instructions are rendered in a separate process, and nothing that they do reaches the server."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ from tests.support.strata_process import PROJECT, environment, wait_until
 from tests.support.strategies import any_text, json_objects
 
 LIMITS: dict[str, Any] = {"seconds": 1.0, "memory_bytes": 128 * 1024 * 1024}
-"""Of time enough for what ends, whatever machine this is; and so little memory that it is used up before the time."""
+"""Enough time on any machine, and so little memory that it is used up before the time."""
 BARE = "{{ roles }}{{ cached_history }}"
 TENANT = "acme"
 ENDLESS = "{% for a in range(10 ** 5) %}{% for b in range(10 ** 5) %}{% endfor %}{% endfor %}"
@@ -47,7 +47,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
 
 
 def make(directory: Path, **limits: Any) -> JinjaRenderer:
-    """Its static layer is nothing but the roles."""
+    """Its static layer has only the roles."""
     (directory / "gemini_static_prompt.j2").write_text(BARE, encoding="utf-8")
     return JinjaRenderer(load_templates(directory), RenderLimits(**LIMITS | limits))
 
@@ -64,7 +64,7 @@ async def render(renderer: JinjaRenderer, roles: str, **changes: Any) -> Rendere
 
 
 def pid_of(renderer: JinjaRenderer) -> int | None:
-    """Of the one process that renders, if there is one."""
+    """The pid of the rendering process, if there is one."""
     assert len(renderer.pool.pids) <= 1
     return next(iter(renderer.pool.pids), None)
 
@@ -91,7 +91,7 @@ async def test_the_mode_of_a_conversation_that_has_none_is_an_empty_text(
     assert (rendered.text, rendered.failures) == (text, ())
 
 
-async def test_each_instruction_fails_for_itself() -> None:
+async def test_each_instruction_fails_separately() -> None:
     renderer = JinjaRenderer(load_templates(None), RenderLimits())
     try:
         rendered = await renderer.render_static(
@@ -154,7 +154,7 @@ async def test_each_instruction_fails_for_itself() -> None:
     ],
     ids=lambda value: value[:60],
 )
-async def test_a_hostile_instruction_gives_its_source_and_harms_nobody(
+async def test_a_hostile_instruction_is_returned_as_source_and_does_no_harm(
     renderer: JinjaRenderer, kind: str, source: str
 ) -> None:
     rendered = await render(renderer, source)
@@ -190,7 +190,7 @@ async def test_what_a_user_types_is_a_value(renderer: JinjaRenderer, text: str, 
 async def test_an_instruction_may_be_of_any_characters(renderer: JinjaRenderer, text: str) -> None:
     rendered = await render(renderer, text + "{{ name }}" + text)
 
-    # Jinja writes every line's end as one newline.
+    # Jinja normalises every line ending to one newline.
     plain = text.replace("\r\n", "\n").replace("\r", "\n")
     assert rendered.text == plain + "Kari" + plain
 
@@ -198,7 +198,7 @@ async def test_an_instruction_may_be_of_any_characters(renderer: JinjaRenderer, 
 # --- the process
 
 
-async def test_the_process_knows_none_of_the_servers_secrets(
+async def test_the_process_has_none_of_the_secrets_of_the_server(
     renderer: JinjaRenderer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-secret")
@@ -241,7 +241,7 @@ async def test_one_process_is_started_when_it_is_needed_and_kept(tmp_path: Path)
 
 
 @pytest.mark.parametrize("source", [ENDLESS, "{{ 'x' * 10 ** 10 }}"], ids=["too long", "too large"])
-async def test_a_process_that_took_too_much_is_gone_and_the_next_one_is_new(source: str, tmp_path: Path) -> None:
+async def test_a_process_above_its_limits_is_replaced(source: str, tmp_path: Path) -> None:
     before = children()
     renderer = make(tmp_path)
     await render(renderer, "{{ name }}")
@@ -256,7 +256,7 @@ async def test_a_process_that_took_too_much_is_gone_and_the_next_one_is_new(sour
     assert children() <= before
 
 
-async def test_a_process_that_somebody_killed_is_not_missed(tmp_path: Path) -> None:
+async def test_a_killed_process_is_replaced(tmp_path: Path) -> None:
     before = children()
     renderer = make(tmp_path)
     await render(renderer, "{{ name }}")
@@ -268,7 +268,7 @@ async def test_a_process_that_somebody_killed_is_not_missed(tmp_path: Path) -> N
     assert children() <= before
 
 
-async def test_a_process_that_is_killed_at_work_is_asked_again(tmp_path: Path) -> None:
+async def test_a_task_whose_process_is_killed_is_repeated(tmp_path: Path) -> None:
     renderer = make(tmp_path, seconds=60)
     await render(renderer, "{{ name }}")
     first = pid_of(renderer)
@@ -286,7 +286,7 @@ async def test_a_process_that_is_killed_at_work_is_asked_again(tmp_path: Path) -
     await renderer.close()
 
 
-async def test_a_task_that_is_cancelled_leaves_no_answer_behind(tmp_path: Path) -> None:
+async def test_a_cancelled_task_leaves_no_answer_behind(tmp_path: Path) -> None:
     before = children()
     renderer = make(tmp_path, seconds=10)
     await render(renderer, "{{ name }}")
@@ -304,7 +304,7 @@ async def test_a_task_that_is_cancelled_leaves_no_answer_behind(tmp_path: Path) 
     assert children() <= before
 
 
-async def test_a_process_that_cannot_be_started_is_no_fault_of_the_template(
+async def test_a_process_that_cannot_be_started_is_not_an_error_of_the_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renderer = make(tmp_path)
@@ -327,7 +327,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def until_busy(pid: int, seconds: float) -> None:
-    """Until the process has used so much processor time."""
+    """Wait until the process has used this much processor time."""
     await asyncio.to_thread(wait_until, lambda: cpu_seconds(pid) >= seconds, "the worker to be at work")
 
 
@@ -366,7 +366,7 @@ SERVER = """
 
 
 @pytest.mark.parametrize("end", ["close", "killed", "killed at work"])
-def test_no_process_is_left_when_the_server_ends_however_it_ends(end: str) -> None:
+def test_no_process_is_left_after_any_end_of_the_server(end: str) -> None:
     """On uvloop, as the server runs."""
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(SERVER), ENDLESS, end],
@@ -379,8 +379,8 @@ def test_no_process_is_left_when_the_server_ends_however_it_ends(end: str) -> No
     )
 
     assert ran.stderr == ""
-    said, pids = ran.stdout.split()[:3], ran.stdout.split()[3:]
-    assert said == ["True", "too_long", "True"]
+    output, pids = ran.stdout.split()[:3], ran.stdout.split()[3:]
+    assert output == ["True", "too_long", "True"]
     assert len(pids) == 3
     wait_until(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids), "the workers to end")
 
@@ -402,7 +402,7 @@ def test_no_process_is_left_when_the_server_ends_however_it_ends(end: str) -> No
     ],
     ids=["syntax", "second text", "filter", "clock", "message", "duration", "extends", "depth"],
 )
-async def test_instructions_that_cannot_be_used_are_refused(
+async def test_invalid_instructions_are_refused(
     renderer: JinjaRenderer, texts: dict[str, str], template: str, line: int | None
 ) -> None:
     with pytest.raises(TemplateInvalid) as caught:
@@ -422,11 +422,11 @@ async def test_instructions_that_cannot_be_used_are_refused(
         "{% for message in args.messages %}{{ message }}{% endfor %}",
     ],
 )
-async def test_instructions_that_can_be_used_are_not(renderer: JinjaRenderer, roles: str) -> None:
+async def test_valid_instructions_are_accepted(renderer: JinjaRenderer, roles: str) -> None:
     await renderer.check_instructions(TENANT, instructed(roles))
 
 
-async def test_a_check_has_its_limits_too(renderer: JinjaRenderer) -> None:
+async def test_a_check_has_limits_too(renderer: JinjaRenderer) -> None:
     with pytest.raises(TemplateInvalid, match="longer than"):
         await renderer.check_instructions(TENANT, instructed("{{ 3 ** (10 ** 8) }}"))
 

@@ -1,4 +1,4 @@
-"""The page about templates tells the truth: its examples give what it says, its tables are complete."""
+"""The guide on templates is correct: its examples give the stated results, its tables are complete."""
 
 import json
 import re
@@ -71,7 +71,7 @@ def all_arguments(assistant: Assistant) -> dict[str, Any]:
 
 @pytest.fixture
 async def renderer(tmp_path: Path) -> AsyncIterator[JinjaRenderer]:
-    """With the page's own files, and for Gemini's static layer the bare instructions."""
+    """With the files of the page, and for the static layer of Gemini the bare instructions."""
     (static,) = examples("### The static layer", "jinja")
     (dynamic,) = examples("### The dynamic layer", "jinja")
     (tmp_path / "anthropic_static_prompt.j2").write_text(static, encoding="utf-8")
@@ -144,14 +144,14 @@ def test_the_values_in_the_table_are_real() -> None:
 
 
 @pytest.mark.parametrize("roles", first_column("### What is refused"))
-async def test_what_is_said_to_be_refused_is(renderer: JinjaRenderer, roles: str) -> None:
+async def test_what_the_page_calls_refused_is_refused(renderer: JinjaRenderer, roles: str) -> None:
     with pytest.raises(TemplateInvalid):
         await renderer.check_instructions(
             "acme", an_assistant({"name": "a", "instructions": {"roles": roles}}).definition
         )
 
 
-def test_the_names_that_are_said_to_be_missing_are() -> None:
+def test_the_names_that_the_page_calls_missing_are_missing() -> None:
     sandbox = Sandbox()
 
     for name in ("random", "lipsum", "cycler", "joiner"):
@@ -162,11 +162,11 @@ def test_the_names_that_are_said_to_be_missing_are() -> None:
 
 def test_the_limits_are_those_of_the_code() -> None:
     limits = RenderLimits()
-    said = " ".join(section("## What a template may do").split())
+    text = " ".join(section("## What a template may do").split())
 
-    assert f"{limits.seconds:g} seconds of processor time" in said
-    assert f"{limits.memory_bytes // 1024**2} MiB of memory" in said
-    assert f"{limits.output_chars:,} characters" in said
+    assert f"{limits.seconds:g} seconds of processor time" in text
+    assert f"{limits.memory_bytes // 1024**2} MiB of memory" in text
+    assert f"{limits.output_chars:,} characters" in text
 
 
 def test_every_kind_of_failure_is_explained() -> None:

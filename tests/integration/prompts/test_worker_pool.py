@@ -1,4 +1,4 @@
-"""Worker processes are shared fairly between tenants, and waiting for one has its limit."""
+"""Worker processes are shared fairly between tenants, and waiting for one has a limit."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +25,7 @@ HOURS = 36_000.0
 
 @asynccontextmanager
 async def open_pool(**limits: Any) -> AsyncIterator[WorkerPool]:
-    """Its tasks take as long as they like, and wait as long as it takes, unless the test says otherwise."""
+    """Its tasks run and wait without a limit, unless the test sets one."""
     pool = WorkerPool(RenderLimits(**{"seconds": HOURS, "wait_seconds": HOURS} | limits))
     tasks: set[asyncio.Task[Any]] = set()
     try:
@@ -44,12 +44,12 @@ def ask(pool: WorkerPool, tenant_id: str, request: dict[str, Any]) -> "asyncio.T
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """However long it takes."""
-    while not condition():  # noqa: ASYNC110  reason: nothing tells
+    """Poll without a limit."""
+    while not condition():  # noqa: ASYNC110  reason: there is no event to wait for
         await asyncio.sleep(0.005)
 
 
-async def test_one_tenants_endless_templates_do_not_keep_another_ones_waiting() -> None:
+async def test_endless_templates_of_one_tenant_do_not_delay_another() -> None:
     async with open_pool(workers=2) as pool:
         endless = [ask(pool, "slow", ENDLESS) for _ in range(8)]
         await until(lambda: pool.busy_count == 1 and len(pool.pids) == 1)
@@ -62,7 +62,7 @@ async def test_one_tenants_endless_templates_do_not_keep_another_ones_waiting() 
         assert (pool.busy_count, pool.waiting_count) == (1, 7)
 
 
-async def test_a_tenant_has_all_workers_but_one() -> None:
+async def test_a_tenant_can_use_all_workers_but_one() -> None:
     async with open_pool(workers=3) as pool:
         for _ in range(5):
             ask(pool, "slow", ENDLESS)
@@ -72,8 +72,8 @@ async def test_a_tenant_has_all_workers_but_one() -> None:
         assert await pool.ask("quick", QUICK) == {"text": "42"}
 
 
-async def test_with_one_worker_the_tenants_take_turns() -> None:
-    """Killing the worker twice ends the task that it has."""
+async def test_with_one_worker_the_tenants_alternate() -> None:
+    """Killing the worker twice ends its current task."""
     async with open_pool(workers=1) as pool:
         order: list[str] = []
         for tenant_id in ("a", "a", "a", "b", "b", "c"):
@@ -103,7 +103,7 @@ def _kill_other_than(pool: WorkerPool, seen: set[int]) -> set[int]:
     return pids
 
 
-async def test_waiting_has_its_limit_and_takes_nothing_from_those_who_come_later() -> None:
+async def test_waiting_has_a_limit_and_does_not_affect_later_tasks() -> None:
     async with open_pool(workers=1, wait_seconds=0.01) as pool:
         endless = ask(pool, "slow", ENDLESS)
         await until(lambda: len(pool.pids) == 1)
@@ -119,7 +119,7 @@ async def test_waiting_has_its_limit_and_takes_nothing_from_those_who_come_later
         assert await patient == {"text": "42"}
 
 
-async def test_a_task_that_is_cancelled_while_it_waits_leaves_the_queue() -> None:
+async def test_a_task_that_is_cancelled_while_waiting_leaves_the_queue() -> None:
     async with open_pool(workers=1) as pool:
         ask(pool, "slow", ENDLESS)
         waiting = [ask(pool, tenant_id, QUICK) for tenant_id in ("a", "b", "a")]
@@ -132,7 +132,7 @@ async def test_a_task_that_is_cancelled_while_it_waits_leaves_the_queue() -> Non
         assert pool.waiting_count == 0
 
 
-async def test_closing_refuses_what_waits_and_leaves_no_process() -> None:
+async def test_closing_refuses_waiting_tasks_and_leaves_no_process() -> None:
     pool = WorkerPool(RenderLimits(workers=2, seconds=0.2, wait_seconds=HOURS))
     tasks = [ask(pool, tenant_id, ENDLESS) for tenant_id in ("a", "b", "a", "b")]
     await until(lambda: len(pool.pids) == 2)
@@ -149,7 +149,7 @@ async def test_closing_refuses_what_waits_and_leaves_no_process() -> None:
 
 
 class Borrowers:
-    """Tasks of several tenants that keep their workers for as long as the test likes. No process is needed for that."""
+    """Tasks of several tenants that keep their workers until the test releases them, without any process."""
 
     def __init__(self, workers: int) -> None:
         self.pool = WorkerPool(RenderLimits(workers=workers))
@@ -158,7 +158,7 @@ class Borrowers:
         self.running: list[tuple[str, asyncio.Event]] = []
         self.waiting: dict[asyncio.Task[None], str] = {}
         self.passed_by: dict[str, set[str]] = {}
-        """For each tenant that waits for its first worker: who has got one meanwhile."""
+        """For each tenant that waits for its first worker: the tenants that have got one meanwhile."""
         self.tasks: list[asyncio.Task[None]] = []
 
     def ask(self, tenant_id: str) -> None:
@@ -209,7 +209,7 @@ class Borrowers:
     workers=st.integers(1, 4),
     steps=st.lists(st.tuples(st.sampled_from(["ask", "ask", "finish", "cancel"]), st.integers(0, 3)), max_size=40),
 )
-async def test_no_tenant_takes_more_than_its_share(workers: int, steps: list[tuple[str, int]]) -> None:
+async def test_no_tenant_uses_more_than_its_share(workers: int, steps: list[tuple[str, int]]) -> None:
     borrowers = Borrowers(workers)
     for step, number in steps:
         match step:

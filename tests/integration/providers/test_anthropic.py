@@ -1,4 +1,4 @@
-"""Claude keeps the port's contract, and what it is sent is what its SDK sends."""
+"""Claude passes the contract of the port, and its requests are those of its SDK."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -15,27 +15,35 @@ from server.conversation.turn import StopReason
 from server.emulator.anthropic.app import build_anthropic_app
 from server.providers.anthropic.provider import AnthropicProvider
 from server.providers.provider import Provider
-from tests.contracts.provider_contract import ProviderContract, tell
-from tests.contracts.provider_rig import TOOLS, Rig, answer_calls, comparable, complete, native_of, open_rig
+from tests.contracts.provider_contract import ProviderContract, send_recorded
+from tests.contracts.provider_harness import (
+    TOOLS,
+    ProviderHarness,
+    answer_calls,
+    comparable,
+    complete,
+    native_of,
+    open_harness,
+)
 from tests.recordings.catalogue import RECORDINGS, Recorded
 
 MODEL = "claude-fable-5-2"
-"""Checks what stands before thinking, for every account."""
+"""Checks what precedes thinking, for every account."""
 
 
 @pytest.fixture(scope="module")
-async def shared_rig() -> AsyncIterator[Rig]:
-    async with open_rig(build_anthropic_app, AnthropicProvider, MODEL) as rig:
-        yield rig
+async def shared_harness() -> AsyncIterator[ProviderHarness]:
+    async with open_harness(build_anthropic_app, AnthropicProvider, MODEL) as harness:
+        yield harness
 
 
 @pytest.fixture
-async def rig(shared_rig: Rig) -> Rig:
-    await shared_rig.renew()
-    return shared_rig
+async def harness(shared_harness: ProviderHarness) -> ProviderHarness:
+    await shared_harness.renew()
+    return shared_harness
 
 
-async def test_the_provider_is_what_the_port_asks_for() -> None:
+async def test_the_provider_implements_the_port() -> None:
     provider: Provider = AnthropicProvider("key")
     assert provider.name == "anthropic"
     assert "key" not in provider.account
@@ -77,42 +85,42 @@ def thinking_of(message: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def test_calls_of_another_vendor_are_taken(rig: Rig) -> None:
+async def test_calls_of_another_vendor_are_accepted(harness: ProviderHarness) -> None:
     calls = (ToolCallBlock(id="call_1", name="get_weather", arguments={"city": "Oslo"}),)
-    foreign = rig.provider.foreign_message([ThinkingBlock(text="Hm."), TextBlock(text="I look."), *calls])
+    foreign = harness.provider.foreign_message([ThinkingBlock(text="Hm."), TextBlock(text="I look."), *calls])
     assert foreign is not None
-    results = rig.provider.tool_message([ToolResultBlock(tool_call_id="call_1", output="cold")], calls)
-    answer = await complete(rig.provider, rig.payload([rig.ask().messages[0].data, foreign, results]))
+    results = harness.provider.tool_message([ToolResultBlock(tool_call_id="call_1", output="cold")], calls)
+    answer = await complete(harness.provider, harness.payload([harness.ask().messages[0].data, foreign, results]))
     assert answer.stop_reason is StopReason.END_TURN
 
 
-async def test_thinking_behind_another_static_text_is_a_mismatch(rig: Rig) -> None:
-    answer = await complete(rig.provider, rig.ask())
-    messages = [rig.ask().messages[0].data, native_of(answer), answer_calls(rig.provider, answer)]
+async def test_thinking_after_another_static_text_is_a_mismatch(harness: ProviderHarness) -> None:
+    answer = await complete(harness.provider, harness.ask())
+    messages = [harness.ask().messages[0].data, native_of(answer), answer_calls(harness.provider, answer)]
     with pytest.raises(PrefixMismatch) as caught:
-        await complete(rig.provider, rig.payload(messages, static_text="You help now and then."))
+        await complete(harness.provider, harness.payload(messages, static_text="You help now and then."))
     assert "system" in str(caught.value.details["provider_message"])
 
 
-async def test_what_is_marked_is_read_from_the_cache(rig: Rig) -> None:
+async def test_marked_content_is_read_from_the_cache(harness: ProviderHarness) -> None:
     long = "Many words. " * 2_000
-    messages = [rig.provider.user_message([TextBlock(text=long)], {})]
-    first = await complete(rig.provider, rig.payload(messages, breakpoints=(0,), cache_seconds=3600))
-    messages += [native_of(first), rig.provider.user_message([TextBlock(text="Go on.")], {})]
-    second = await complete(rig.provider, rig.payload(messages, breakpoints=(0, 1, 2), cache_seconds=3600))
+    messages = [harness.provider.user_message([TextBlock(text=long)], {})]
+    first = await complete(harness.provider, harness.payload(messages, breakpoints=(0,), cache_seconds=3600))
+    messages += [native_of(first), harness.provider.user_message([TextBlock(text="Go on.")], {})]
+    second = await complete(harness.provider, harness.payload(messages, breakpoints=(0, 1, 2), cache_seconds=3600))
     assert first.usage.cache_write_tokens == first.long_write_tokens > 1_000
     assert second.usage.cache_read_tokens >= first.usage.cache_write_tokens
     assert second.usage.fresh_input_tokens < first.usage.cache_write_tokens
 
 
 @pytest.mark.parametrize("static_text", ["You help.", 'You help — with "words".\n' * 2_000], ids=["short", "long"])
-async def test_the_request_is_the_one_that_the_sdk_sends(rig: Rig, static_text: str) -> None:
+async def test_the_request_is_the_one_that_the_sdk_sends(harness: ProviderHarness, static_text: str) -> None:
     settings = CallSettings(max_output_tokens=500, thinking="low", stop_sequences=("END",))
-    await complete(rig.provider, replace(rig.ask(), settings=settings, static_text=static_text))
+    await complete(harness.provider, replace(harness.ask(), settings=settings, static_text=static_text))
     pieces: list[TextBlockParam] = [{"type": "text", "text": piece} for piece in split_static(static_text)]
     for piece in pieces[-2:]:
         piece["cache_control"] = {"type": "ephemeral"}
-    async with anthropic.AsyncAnthropic(base_url=rig.url, api_key="key-a", max_retries=0) as client:
+    async with anthropic.AsyncAnthropic(base_url=harness.url, api_key="key-a", max_retries=0) as client:
         events = await client.messages.create(
             model=MODEL,
             max_tokens=500,
@@ -128,10 +136,12 @@ async def test_the_request_is_the_one_that_the_sdk_sends(rig: Rig, static_text: 
             stop_sequences=["END"],
         )
         assert [event async for event in events]
-    ours, theirs = rig.requests()
+    ours, theirs = harness.requests()
     assert comparable(ours) == comparable(theirs)
 
 
 @pytest.mark.parametrize("recorded", [one for one in RECORDINGS if one.vendor == "anthropic"], ids=str)
-async def test_every_recording_is_told_live_as_its_bytes_say(rig: Rig, recorded: Recorded) -> None:
-    await tell(rig, recorded)
+async def test_every_recording_has_the_same_events_over_the_network(
+    harness: ProviderHarness, recorded: Recorded
+) -> None:
+    await send_recorded(harness, recorded)

@@ -1,4 +1,4 @@
-"""Patience with a provider that fails: what may be tried again is, what was heard never is."""
+"""Retries of failing calls: transient failures are retried, and nothing that a client has received is repeated."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ from server.providers.calls import RetryingCall
 from server.providers.provider import StreamState
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
-from tests.contracts.provider_rig import PATIENCE_SECONDS
+from tests.contracts.provider_harness import WAIT_SECONDS
 
 QUICK = RetryPolicy(first_delay_seconds=0.001, longest_delay_seconds=0.002)
 
@@ -53,7 +53,7 @@ async def arm(url: str, **fault: object) -> None:
         assert (await client.post(f"{url}/__faults", json=fault)).status_code < 300
 
 
-async def test_a_passing_failure_is_not_noticed_but_kept(emulator: str, provider: AnthropicProvider) -> None:
+async def test_a_transient_failure_is_hidden_but_recorded(emulator: str, provider: AnthropicProvider) -> None:
     await arm(emulator, kind="overloaded", times=2)
     call = RetryingCall(provider, payload(provider), QUICK)
     events = [event async for event in call.events()]
@@ -68,20 +68,20 @@ async def test_a_passing_failure_is_not_noticed_but_kept(emulator: str, provider
     assert call.stream.answer.stop_reason is StopReason.END_TURN
 
 
-async def test_a_call_that_got_through_teaches_the_estimate(provider: AnthropicProvider) -> None:
+async def test_a_successful_call_updates_the_estimate(provider: AnthropicProvider) -> None:
     estimate = TokenEstimate()
     asked = replace(payload(provider), static_text="You are a careful assistant. " * 200)
     before = estimate.estimate(asked.model, 10_000)
     for _ in range(3):
         call = RetryingCall(provider, asked, QUICK, estimate=estimate)
         _ = [event async for event in call.events()]
-    size, told = len(call.stream.record.request_body), call.stream.answer.usage.input_tokens
-    assert told > 100
+    size, reported = len(call.stream.record.request_body), call.stream.answer.usage.input_tokens
+    assert reported > 100
     assert estimate.estimate(asked.model, 10_000) != before
-    assert abs(estimate.estimate(asked.model, size) - told) <= max(2, told * 0.02)
+    assert abs(estimate.estimate(asked.model, size) - reported) <= max(2, reported * 0.02)
 
 
-async def test_a_call_that_failed_teaches_nothing(emulator: str, provider: AnthropicProvider) -> None:
+async def test_a_failed_call_does_not_update_the_estimate(emulator: str, provider: AnthropicProvider) -> None:
     estimate = TokenEstimate()
     await arm(emulator, kind="rate_limited_no_delay", times=1)
     asked = replace(payload(provider), static_text="You are a careful assistant. " * 200)
@@ -90,7 +90,7 @@ async def test_a_call_that_failed_teaches_nothing(emulator: str, provider: Anthr
     assert estimate.estimate(asked.model, 10_000) == TokenEstimate().estimate(asked.model, 10_000)
 
 
-async def test_patience_ends(emulator: str, provider: AnthropicProvider) -> None:
+async def test_retries_end(emulator: str, provider: AnthropicProvider) -> None:
     await arm(emulator, kind="overloaded", times=10)
     call = RetryingCall(provider, payload(provider), QUICK)
     with pytest.raises(ProviderOverloaded):
@@ -98,7 +98,7 @@ async def test_patience_ends(emulator: str, provider: AnthropicProvider) -> None
     assert len(call.attempts) == QUICK.attempts
 
 
-async def test_what_was_heard_is_not_said_again(emulator: str, provider: AnthropicProvider) -> None:
+async def test_nothing_received_is_repeated(emulator: str, provider: AnthropicProvider) -> None:
     await arm(emulator, kind="cut", times=1, after_chunks=4)
     call = RetryingCall(provider, payload(provider), QUICK)
     with pytest.raises(ProviderDisconnected):
@@ -115,7 +115,7 @@ async def test_what_was_heard_is_not_said_again(emulator: str, provider: Anthrop
     ],
     ids=["in an hour", "never"],
 )
-async def test_what_waiting_does_not_help_is_told_at_once(
+async def test_a_permanent_failure_is_reported_at_once(
     emulator: str, provider: AnthropicProvider, fault: dict[str, object], error: type[Exception]
 ) -> None:
     await arm(emulator, times=1, **fault)
@@ -126,9 +126,7 @@ async def test_what_waiting_does_not_help_is_told_at_once(
 
 
 @pytest.mark.parametrize("kind", ["overloaded_mid_stream", "cut", "early_end"])
-async def test_a_failure_after_nothing_but_usage_is_not_noticed(
-    emulator: str, provider: AnthropicProvider, kind: str
-) -> None:
+async def test_a_failure_after_usage_alone_is_hidden(emulator: str, provider: AnthropicProvider, kind: str) -> None:
     await arm(emulator, kind=kind, times=1, after_chunks=0)
     call = RetryingCall(provider, payload(provider), QUICK)
     events = [event async for event in call.events()]
@@ -137,19 +135,21 @@ async def test_a_failure_after_nothing_but_usage_is_not_noticed(
     assert isinstance(events[0], UsageReported)
 
 
-async def test_the_usage_of_an_attempt_that_failed_for_good_is_told(emulator: str, provider: AnthropicProvider) -> None:
+async def test_the_usage_of_a_permanently_failed_attempt_is_reported(
+    emulator: str, provider: AnthropicProvider
+) -> None:
     await arm(emulator, kind="overloaded_mid_stream", times=QUICK.attempts, after_chunks=0)
     call = RetryingCall(provider, payload(provider), QUICK)
-    heard: list[ProviderEvent] = []
+    received: list[ProviderEvent] = []
     with pytest.raises(ProviderOverloaded):
-        await listen(call, heard)
-    assert len(heard) == 1
-    assert isinstance(heard[0], UsageReported)
+        await listen(call, received)
+    assert len(received) == 1
+    assert isinstance(received[0], UsageReported)
     assert len(call.attempts) == QUICK.attempts
     assert [attempt.failure_code for attempt in call.attempts] == ["provider_overloaded"] * QUICK.attempts
 
 
-async def test_how_each_attempt_failed_is_kept(emulator: str, provider: AnthropicProvider) -> None:
+async def test_the_failure_of_each_attempt_is_recorded(emulator: str, provider: AnthropicProvider) -> None:
     await arm(emulator, kind="overloaded", times=1)
     await arm(emulator, kind="cut", times=1, after_chunks=0)
     call = RetryingCall(provider, payload(provider), QUICK)
@@ -161,29 +161,29 @@ async def test_cancel_does_not_wait_for_the_next_attempt(emulator: str, provider
     slow = RetryPolicy(first_delay_seconds=3600, longest_delay_seconds=3600, budget_seconds=10**6)
     await arm(emulator, kind="overloaded", times=1)
     call = RetryingCall(provider, payload(provider), slow)
-    heard: list[ProviderEvent] = []
-    listening = asyncio.create_task(listen(call, heard))
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    received: list[ProviderEvent] = []
+    listening = asyncio.create_task(listen(call, received))
+    async with asyncio.timeout(WAIT_SECONDS):
         while not call.attempts or call.attempts[0].failure is None:  # noqa: ASYNC110  reason: the call has no event for it, and needs none
             await asyncio.sleep(0)
         await call.cancel()
         await listening
-    assert heard == []
+    assert received == []
     assert [attempt.stream.state for attempt in call.attempts] == [StreamState.FAILED]
 
 
-async def listen(call: RetryingCall, heard: list[ProviderEvent]) -> None:
-    """Keeps what was heard, also where the call fails."""
+async def listen(call: RetryingCall, received: list[ProviderEvent]) -> None:
+    """Record the received events, also if the call fails."""
     async for event in call.events():
-        heard.append(event)  # noqa: PERF401  reason: a comprehension would lose it
+        received.append(event)  # noqa: PERF401  reason: a comprehension would lose them
 
 
 def events_in(provider: AnthropicProvider, call: RetryingCall) -> list[ProviderEvent]:
-    """What the bytes of the attempt that counts say."""
+    """The answer in the bytes of the attempt that counts."""
     return list(provider.open_fold().feed(call.stream.record.body))
 
 
-async def test_a_cancelled_call_is_not_tried_again(emulator: str, provider: AnthropicProvider) -> None:
+async def test_a_cancelled_call_is_not_retried(emulator: str, provider: AnthropicProvider) -> None:
     call = RetryingCall(provider, payload(provider), QUICK)
     async for _ in call.events():
         await call.cancel()

@@ -1,4 +1,4 @@
-"""Gemini keeps the port's contract, and what it sends is what its SDK sends."""
+"""Gemini passes the contract of the port, and its requests are those of its SDK."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -16,16 +16,16 @@ from server.conversation.turn import StopReason
 from server.emulator.gemini.app import build_gemini_app
 from server.providers.gemini.provider import GeminiProvider
 from server.providers.provider import Provider, ProviderStream, StreamState
-from tests.contracts.provider_contract import ProviderContract, tell
-from tests.contracts.provider_rig import (
+from tests.contracts.provider_contract import ProviderContract, send_recorded
+from tests.contracts.provider_harness import (
     TOOLS,
-    Rig,
+    ProviderHarness,
     answer_calls,
     comparable,
     complete,
     consume,
     native_of,
-    open_rig,
+    open_harness,
 )
 from tests.recordings.catalogue import RECORDINGS, Recorded
 
@@ -33,18 +33,18 @@ MODEL = "gemini-3.8-flash"
 
 
 @pytest.fixture(scope="module")
-async def shared_rig() -> AsyncIterator[Rig]:
-    async with open_rig(build_gemini_app, GeminiProvider, MODEL) as rig:
-        yield rig
+async def shared_harness() -> AsyncIterator[ProviderHarness]:
+    async with open_harness(build_gemini_app, GeminiProvider, MODEL) as harness:
+        yield harness
 
 
 @pytest.fixture
-async def rig(shared_rig: Rig) -> Rig:
-    await shared_rig.renew()
-    return shared_rig
+async def harness(shared_harness: ProviderHarness) -> ProviderHarness:
+    await shared_harness.renew()
+    return shared_harness
 
 
-async def test_the_provider_is_what_the_port_asks_for() -> None:
+async def test_the_provider_implements_the_port() -> None:
     provider: Provider = GeminiProvider("key")
     assert provider.name == "gemini"
     assert "key" not in provider.account
@@ -95,41 +95,43 @@ async def fails_with(stream: ProviderStream, error: type[ProviderFailed]) -> Non
     assert stream.state is StreamState.FAILED
 
 
-async def test_signatures_of_another_account_are_refused(rig: Rig) -> None:
-    answer = await complete(rig.provider, rig.ask())
-    messages = [rig.ask().messages[0].data, native_of(answer), answer_calls(rig.provider, answer)]
-    await fails_with(rig.another("another-account").open_stream(rig.payload(messages)), SignatureRejected)
+async def test_signatures_of_another_account_are_refused(harness: ProviderHarness) -> None:
+    answer = await complete(harness.provider, harness.ask())
+    messages = [harness.ask().messages[0].data, native_of(answer), answer_calls(harness.provider, answer)]
+    await fails_with(harness.another("another-account").open_stream(harness.payload(messages)), SignatureRejected)
 
 
-async def test_a_cache_that_is_gone_says_so(rig: Rig) -> None:
-    await fails_with(rig.provider.open_stream(replace(rig.ask(), cached_content="cachedContents/gone")), CacheGone)
-    (request,) = rig.requests()
+async def test_a_missing_cache_has_its_own_error(harness: ProviderHarness) -> None:
+    await fails_with(
+        harness.provider.open_stream(replace(harness.ask(), cached_content="cachedContents/gone")), CacheGone
+    )
+    (request,) = harness.requests()
     assert request["body"]["cachedContent"] == "cachedContents/gone"
     assert not {"systemInstruction", "tools", "toolConfig"} & set(request["body"])
 
 
-async def test_calls_of_another_vendor_are_taken(rig: Rig) -> None:
+async def test_calls_of_another_vendor_are_accepted(harness: ProviderHarness) -> None:
     calls = (ToolCallBlock(id="toolu_1", name="get_weather", arguments={"city": "Oslo"}),)
-    foreign = rig.provider.foreign_message([ThinkingBlock(text="Hm."), TextBlock(text="I look."), *calls])
+    foreign = harness.provider.foreign_message([ThinkingBlock(text="Hm."), TextBlock(text="I look."), *calls])
     assert foreign is not None
-    results = rig.provider.tool_message([ToolResultBlock(tool_call_id="toolu_1", output="cold")], calls)
-    answer = await complete(rig.provider, rig.payload([rig.ask().messages[0].data, foreign, results]))
+    results = harness.provider.tool_message([ToolResultBlock(tool_call_id="toolu_1", output="cold")], calls)
+    answer = await complete(harness.provider, harness.payload([harness.ask().messages[0].data, foreign, results]))
     assert answer.stop_reason is StopReason.END_TURN
 
 
 @pytest.mark.parametrize("static_text", ["You help.", 'You help — with "words".\n' * 2_000], ids=["short", "long"])
-async def test_the_request_is_the_one_that_the_sdk_sends(rig: Rig, static_text: str) -> None:
+async def test_the_request_is_the_one_that_the_sdk_sends(harness: ProviderHarness, static_text: str) -> None:
     payload = replace(
-        rig.ask(),
+        harness.ask(),
         static_text=static_text,
         settings=CallSettings(max_output_tokens=500, thinking="low", temperature=0.5, stop_sequences=("END",)),
     )
-    await complete(rig.provider, payload)
+    await complete(harness.provider, payload)
     async with httpx2.AsyncClient() as http:
         client = genai.Client(
             api_key="key-a",
             http_options=types.HttpOptions(
-                base_url=rig.url, api_version="v1beta", timeout=3_600_000, httpx_async_client=http
+                base_url=harness.url, api_version="v1beta", timeout=3_600_000, httpx_async_client=http
             ),
         )
         chunks = await client.aio.models.generate_content_stream(
@@ -159,36 +161,38 @@ async def test_the_request_is_the_one_that_the_sdk_sends(rig: Rig, static_text: 
         )
         assert [chunk async for chunk in chunks]
         client.close()
-    ours, theirs = rig.requests()
+    ours, theirs = harness.requests()
     assert comparable(ours) == comparable(theirs)
 
 
 @pytest.mark.parametrize("recorded", [one for one in RECORDINGS if one.vendor == "gemini"], ids=str)
-async def test_every_recording_is_told_live_as_its_bytes_say(rig: Rig, recorded: Recorded) -> None:
-    await tell(rig, recorded)
+async def test_every_recording_has_the_same_events_over_the_network(
+    harness: ProviderHarness, recorded: Recorded
+) -> None:
+    await send_recorded(harness, recorded)
 
 
 @pytest.mark.parametrize("model", ["%2e%2e/cachedContents#", "x/%2e%2e/gemini-3.8-flash", "models/../files"])
-async def test_a_stored_name_cannot_reach_another_endpoint(rig: Rig, model: str) -> None:
-    """A name from before names were checked: nothing leaves, whichever way it is used."""
-    payload = replace(rig.ask(), model=model)
-    caches = rig.provider.caches
+async def test_a_stored_name_cannot_reach_another_endpoint(harness: ProviderHarness, model: str) -> None:
+    """A name from before names were checked: nothing is sent, in any use of it."""
+    payload = replace(harness.ask(), model=model)
+    caches = harness.provider.caches
     assert caches is not None
     with pytest.raises(ValidationFailed):
-        await consume(rig.provider.open_stream(payload))
+        await consume(harness.provider.open_stream(payload))
     with pytest.raises(ValidationFailed):
-        await rig.provider.count_tokens(payload)
+        await harness.provider.count_tokens(payload)
     with pytest.raises(ValidationFailed):
         await caches.create(payload, lifetime_seconds=300, label="x")
-    assert rig.requests() == []
+    assert harness.requests() == []
 
 
 @pytest.mark.parametrize("name", ["cachedContents/../files/x", "cachedContents/%2e%2e", "models/x", "", "a?b"])
-async def test_a_cache_whose_name_is_none_is_gone(rig: Rig, name: str) -> None:
-    caches = rig.provider.caches
+async def test_a_cache_with_an_invalid_name_is_missing(harness: ProviderHarness, name: str) -> None:
+    caches = harness.provider.caches
     assert caches is not None
     with pytest.raises(CacheGone):
         await caches.delete(name)
     with pytest.raises(CacheGone):
         await caches.prolong(name, lifetime_seconds=300)
-    assert rig.requests() == []
+    assert harness.requests() == []

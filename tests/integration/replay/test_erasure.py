@@ -1,4 +1,4 @@
-"""What replays have made of a conversation goes with it, and a replay goes with all that it has made."""
+"""What replays have made of a conversation is erased with it, and a replay is erased with all that it has made."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from server.postgres.store import PostgresStore
 from server.replay.rerun.replay import Granted, ItemState, ReplayState
 from tests.integration.conversation.test_erasure import catalogue, rows_that_mention
 from tests.support.builders import picture, user_input
-from tests.support.replay_builders import ReplayRig
+from tests.support.replay_builders import ReplayHarness
 
 MARKER = "erase-me-completely"
 
@@ -25,103 +25,107 @@ async def everything(database: Database) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-async def test_erasing_a_source_erases_its_items_results_and_shadows(rig: ReplayRig, database: Database) -> None:
-    doomed, kept = await rig.record(2)
-    made = await rig.begin(ids=[doomed, kept], repetitions=2)
+async def test_erasing_a_source_erases_its_items_results_and_replay_conversations(
+    harness: ReplayHarness, database: Database
+) -> None:
+    doomed, kept = await harness.record(2)
+    made = await harness.begin(ids=[doomed, kept], repetitions=2)
     image = picture(MARKER.encode())
     for _ in range(4):
-        claimed = await rig.claim(made)
+        claimed = await harness.claim(made)
         is_doomed = claimed.item.conversation_id == doomed
-        shadow = await rig.shadow(claimed.lease, MARKER if is_doomed else "kept")
+        replay_conversation = await harness.replay_conversation(claimed.lease, MARKER if is_doomed else "kept")
         if is_doomed:
-            await PostgresStore(rig.replay_store).accept_turn(
-                rig.tenant.id, user_input(shadow.id, MARKER, blobs=(image,))
+            await PostgresStore(harness.replay_store).accept_turn(
+                harness.tenant.id, user_input(replay_conversation.id, MARKER, blobs=(image,))
             )
-            assert await rig.reserve(claimed.lease) == Granted()
+            assert await harness.reserve(claimed.lease) == Granted()
         else:
-            await rig.replays.end_item(claimed.lease, ItemState.DONE)
+            await harness.replays.end_item(claimed.lease, ItemState.DONE)
     before = await rows_that_mention(database, MARKER)
     assert set(before) >= {"replay.turns", "replay.blobs", "replay_results"}
 
-    expected = await rig.store.erase_conversation(rig.tenant.id, doomed, dry_run=True)
+    expected = await harness.store.erase_conversation(harness.tenant.id, doomed, dry_run=True)
     assert await rows_that_mention(database, MARKER) == before
     assert expected.rows["replay.conversations"] == expected.rows["replay.assistants"] == 2
     assert expected.rows["replay_items"] == expected.rows["replay_results"] == 2
-    assert (await rig.store.erase_conversation(rig.tenant.id, doomed)).rows == expected.rows
+    assert (await harness.store.erase_conversation(harness.tenant.id, doomed)).rows == expected.rows
 
     assert await rows_that_mention(database, MARKER) == {}
-    left = await rig.load(made)
-    # The last items that were open have gone, and what their calls may have cost has not.
+    left = await harness.load(made)
+    # The last open items are erased, and the reserved cost of their calls is not.
     assert (left.state, left.item_count, left.item_counts[ItemState.DONE]) == (ReplayState.DONE, 4, 2)
     assert (left.reserved_tokens, left.spent_tokens) == (0, 200)
-    assert len((await rig.replays.list_results(None, made.id)).items) == 2
+    assert len((await harness.replays.list_results(None, made.id)).items) == 2
 
 
-async def test_whoever_runs_the_item_of_an_erased_source_is_told(rig: ReplayRig) -> None:
-    made = await rig.begin(2)
-    claimed = await rig.claim(made)
-    shadow = await rig.shadow(claimed.lease)
-    await rig.store.erase_conversation(rig.tenant.id, claimed.item.conversation_id)
+async def test_a_process_that_runs_the_item_of_an_erased_source_gets_an_error(harness: ReplayHarness) -> None:
+    made = await harness.begin(2)
+    claimed = await harness.claim(made)
+    replay_conversation = await harness.replay_conversation(claimed.lease)
+    await harness.store.erase_conversation(harness.tenant.id, claimed.item.conversation_id)
     with pytest.raises(LeaseLost):
-        await rig.replays.renew_lease(claimed.lease, lease_seconds=60)
+        await harness.replays.renew_lease(claimed.lease, lease_seconds=60)
     with pytest.raises(ConversationNotFound):
-        await PostgresStore(rig.replay_store).load_conversation(rig.tenant.id, shadow.id)
-    assert (await rig.load(made)).state is ReplayState.RUNNING
+        await PostgresStore(harness.replay_store).load_conversation(harness.tenant.id, replay_conversation.id)
+    assert (await harness.load(made)).state is ReplayState.RUNNING
 
 
-async def test_a_replay_that_is_made_while_its_source_is_erased_is_refused(rig: ReplayRig, database: Database) -> None:
-    (source,) = await rig.record()
+async def test_a_replay_that_is_created_while_its_source_is_erased_is_refused(
+    harness: ReplayHarness, database: Database
+) -> None:
+    (source,) = await harness.record()
     async with database.transaction() as eraser:
         await eraser.execute("SELECT FROM conversations FOR UPDATE")
-        making = asyncio.create_task(rig.begin(ids=[source]))
+        making = asyncio.create_task(harness.begin(ids=[source]))
         while not await eraser.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
             assert not making.done()
         await eraser.execute("DELETE FROM conversations")
     with pytest.raises(ConversationNotFound):
         await making
-    assert (await rig.replays.list_replays(None)).items == []
+    assert (await harness.replays.list_replays(None)).items == []
 
 
-async def test_a_replay_goes_with_all_that_it_has_made_some_at_a_time(
-    rig: ReplayRig, database: Database, monkeypatch: pytest.MonkeyPatch
+async def test_a_replay_is_erased_with_all_that_it_has_made_in_batches(
+    harness: ReplayHarness, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay_erasing, "BATCH", 2)
-    ids = await rig.record(3)
+    ids = await harness.record(3)
     before = await everything(database)
-    made, other = await rig.begin(ids=ids), await rig.begin(ids=ids[:1])
-    last = (await rig.claim(other)).lease
-    await rig.shadow(last, "kept")
-    leases = [(await rig.claim(made)).lease for _ in range(3)]
+    made, other = await harness.begin(ids=ids), await harness.begin(ids=ids[:1])
+    last = (await harness.claim(other)).lease
+    await harness.replay_conversation(last, "kept")
+    leases = [(await harness.claim(made)).lease for _ in range(3)]
     for lease in leases:
-        await rig.shadow(lease, MARKER)
+        await harness.replay_conversation(lease, MARKER)
     with pytest.raises(ReplayBusy):
-        await rig.replays.erase_replay(None, made.id, actor=OPERATOR)
-    await rig.replays.pause_replay(None, made.id, actor=OPERATOR)
+        await harness.replays.erase_replay(None, made.id, actor=OPERATOR)
+    await harness.replays.pause_replay(None, made.id, actor=OPERATOR)
     with pytest.raises(ReplayBusy):
-        await rig.replays.erase_replay(None, made.id, actor=OPERATOR)
+        await harness.replays.erase_replay(None, made.id, actor=OPERATOR)
     for lease in leases:
-        await rig.replays.release_item(lease)
+        await harness.replays.release_item(lease)
 
-    expected = await rig.replays.erase_replay(rig.tenant.id, made.id, actor=OPERATOR, dry_run=True)
+    expected = await harness.replays.erase_replay(harness.tenant.id, made.id, actor=OPERATOR, dry_run=True)
     assert (expected.rows["replays"], expected.rows["replay_items"], expected.rows["replay.turns"]) == (1, 3, 6)
-    assert await rig.replays.erase_replay(rig.tenant.id, made.id, actor=OPERATOR) == expected
+    assert await harness.replays.erase_replay(harness.tenant.id, made.id, actor=OPERATOR) == expected
     with pytest.raises(ReplayNotFound):
-        await rig.load(made)
+        await harness.load(made)
     assert await rows_that_mention(database, MARKER) == {}
     with pytest.raises(LeaseLost):
-        await rig.replays.end_item(leases[0], ItemState.DONE)
+        await harness.replays.end_item(leases[0], ItemState.DONE)
 
-    await rig.replays.cancel_replay(None, other.id, actor=OPERATOR)
-    await rig.replays.release_item(last)
-    await rig.replays.erase_replay(None, other.id, actor=OPERATOR)
+    await harness.replays.cancel_replay(None, other.id, actor=OPERATOR)
+    await harness.replays.release_item(last)
+    await harness.replays.erase_replay(None, other.id, actor=OPERATOR)
     after = await everything(database)
     assert {name: count for name, count in after.items() if name != "audit_log"} == before
 
 
-async def test_another_tenants_erasure_touches_nothing(rig: ReplayRig, tenant: Tenant) -> None:
-    made = await rig.begin()
-    claimed = await rig.claim(made)
-    await rig.shadow(claimed.lease)
+async def test_an_erasure_of_another_tenant_changes_nothing(harness: ReplayHarness, tenant: Tenant) -> None:
+    made = await harness.begin()
+    claimed = await harness.claim(made)
+    await harness.replay_conversation(claimed.lease)
     with pytest.raises(ConversationNotFound):
-        await rig.store.erase_conversation("tenant_nonsense", claimed.item.conversation_id)
-    assert (await rig.replays.load_item(tenant.id, made.id, 1)).replay_conversation_id is not None
+        await harness.store.erase_conversation("tenant_nonsense", claimed.item.conversation_id)
+    assert (await harness.replays.load_item(tenant.id, made.id, 1)).replay_conversation_id is not None

@@ -1,5 +1,5 @@
 # ruff: noqa: SLF001  # reason: it looks at the statements themselves
-"""What runs and shows a replay reads no more rows than it needs, however many items and results there are."""
+"""Running and showing a replay reads no more rows than necessary, for any number of items and results."""
 
 import re
 
@@ -50,7 +50,7 @@ BY_KEY = {
 
 
 @pytest.mark.parametrize("name", ORDERED)
-async def test_a_page_is_read_in_the_order_of_an_index_and_its_limit_ends_the_reading(
+async def test_a_page_is_read_in_the_order_of_an_index_and_its_limit_ends_the_scan(
     database: Database, name: str
 ) -> None:
     plan = await explain(database, ORDERED[name])

@@ -1,4 +1,4 @@
-"""Shadows: whole conversations that no live list sees, in tables of the very same shape."""
+"""Replay conversations: complete conversations that no live list contains, in tables of the same shape."""
 
 import re
 
@@ -40,7 +40,7 @@ SHAPES = {
 
 
 async def shape(database: Database, query: str, place: str) -> list[list[str]]:
-    """What the catalogue says of a table, whichever schema it is in."""
+    """The definition of a table in the catalogue, in either schema."""
     async with database.connection() as connection:
         rows = await connection.fetch(query, place)
     return [[re.sub(rf"\b(?:{REPLAY_SCHEMA}|public)\.", "", str(value)) for value in row] for row in rows]
@@ -61,7 +61,7 @@ async def test_every_table_of_the_schema_is_a_replay_table(database: Database) -
     assert {row["tablename"] for row in rows} == set(REPLAY_TABLES)
 
 
-async def test_a_replay_conversation_is_a_whole_conversation_that_the_live_side_does_not_see(
+async def test_a_replay_conversation_is_complete_and_not_visible_on_the_live_side(
     database: Database, replay_store: Database, store: PostgresStore, tenant: Tenant, key_ring: PostgresKeyRing
 ) -> None:
     replay_turns = PostgresStore(replay_store)
@@ -92,7 +92,7 @@ async def test_a_replay_conversation_is_a_whole_conversation_that_the_live_side_
         await looking.load_timeline((await key_ring.create_tenant("globex")).id, replayed.id)
 
 
-async def test_a_connection_to_the_replay_schema_finds_tenants_and_replays_where_they_are(database: Database) -> None:
+async def test_a_connection_to_the_replay_schema_finds_tenants_and_replays(database: Database) -> None:
     connection = await connect(replay_database_options(database.options))
     try:
         found = {

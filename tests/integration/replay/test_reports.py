@@ -1,4 +1,4 @@
-"""Reports of replays: the database counts what a reader of all results would, and only for whom they are."""
+"""Reports of replays: the database computes what a reader of all results would, for the right tenant only."""
 
 import html
 import random
@@ -25,7 +25,7 @@ from tests.bench.inspection_rows import WatchedDatabase
 from tests.conftest import StrataServer
 from tests.support.builders import call_end, call_start, create_conversation
 from tests.support.page_driver import open_operator
-from tests.support.replay_builders import ReplayRig, draft, result
+from tests.support.replay_builders import ReplayHarness, draft, result
 
 
 def facts(luck: random.Random) -> AnswerFacts:
@@ -60,18 +60,18 @@ FACTS: dict[Measure, Callable[[AnswerFacts], float | None]] = {
     Measure.LATENCY_MS: lambda facts: facts.latency_ms,
 }
 STUDENT = 4.302653
-"""Beyond what 2.5 in a hundred lie with two degrees of freedom, from a table of another house."""
+"""The 97.5 % quantile with two degrees of freedom, from a printed table."""
 
 
-def values_of(measure: Measure, told: TurnResult) -> tuple[float | None, float | None]:
-    """What the candidate took and what was recorded, without any of the code that is tested."""
+def values_of(measure: Measure, turn_result: TurnResult) -> tuple[float | None, float | None]:
+    """The values of the candidate and of the recording, computed without the code under test."""
     if measure is Measure.SIMILARITY:
-        return told.similarity, None
+        return turn_result.similarity, None
     if measure is Measure.JUDGE_SCORE:
-        return None if told.judge is None else told.judge.score, None
-    assert told.candidate is not None
-    assert told.recorded is not None
-    return FACTS[measure](told.candidate), FACTS[measure](told.recorded)
+        return None if turn_result.judge is None else turn_result.judge.score, None
+    assert turn_result.candidate is not None
+    assert turn_result.recorded is not None
+    return FACTS[measure](turn_result.candidate), FACTS[measure](turn_result.recorded)
 
 
 def check_distribution(found: Distribution, values: list[float], low: float, high: float) -> None:
@@ -93,28 +93,35 @@ def check_interval(found: Interval | None, means: list[float], *, is_share: bool
     assert (found.low, found.high) == pytest.approx((max(middle - half, 0), high), rel=1e-4, abs=1e-6)
 
 
-async def test_numbers_are_those_of_all_results(rig: ReplayRig) -> None:
+async def test_the_numbers_are_those_of_all_results(harness: ReplayHarness) -> None:
     luck = random.Random(7)  # noqa: S311  reason: the same numbers each time
-    replay = await rig.begin(3, repetitions=3)
+    replay = await harness.begin(3, repetitions=3)
     written: list[tuple[int, TurnResult]] = []
     for _ in range(replay.item_count):
-        claimed = await rig.claim(replay)
+        claimed = await harness.claim(replay)
         for position in range(1, 6):
-            told = some_result(luck, position)
-            await rig.replays.record_result(claimed.lease, told, [TextBlock(text="x")])
-            written.append((claimed.item.repetition, told))
-        await rig.replays.end_item(claimed.lease, ItemState.DONE)
-    results = [told for _, told in written]
+            turn_result = some_result(luck, position)
+            await harness.replays.record_result(claimed.lease, turn_result, [TextBlock(text="x")])
+            written.append((claimed.item.repetition, turn_result))
+        await harness.replays.end_item(claimed.lease, ItemState.DONE)
+    results = [turn_result for _, turn_result in written]
 
-    report = await rig.replays.report_replay(rig.tenant.id, replay.id)
-    assert report.outcomes == {outcome: sum(told.outcome is outcome for told in results) for outcome in Outcome}
+    report = await harness.replays.report_replay(harness.tenant.id, replay.id)
+    assert report.outcomes == {
+        outcome: sum(turn_result.outcome is outcome for turn_result in results) for outcome in Outcome
+    }
     assert report.kinds[DivergenceKind.TEXT] == report.outcomes[Outcome.DIFFERENT]
     [count] = report.assertions
-    assert (count.name, count.failed) == ("it's é", sum(not told.assertions[0].passed for told in results))
+    assert (count.name, count.failed) == (
+        "it's é",
+        sum(not turn_result.assertions[0].passed for turn_result in results),
+    )
     assert [found.measure for found in report.measures] == list(Measure)
     for found in report.measures:
         there = [
-            (number, *values_of(found.measure, told)) for number, told in written if told.outcome is not Outcome.FAILED
+            (number, *values_of(found.measure, turn_result))
+            for number, turn_result in written
+            if turn_result.outcome is not Outcome.FAILED
         ]
         alone = found.measure not in FACTS
         pairs = [
@@ -139,9 +146,9 @@ async def test_numbers_are_those_of_all_results(rig: ReplayRig) -> None:
             check_distribution(found.recorded, recorded, low, high)
     compared = {
         wanted: [
-            told.outcome is Outcome.SAME
-            for number, told in written
-            if number == wanted and told.outcome in {Outcome.SAME, Outcome.DIFFERENT}
+            turn_result.outcome is Outcome.SAME
+            for number, turn_result in written
+            if number == wanted and turn_result.outcome in {Outcome.SAME, Outcome.DIFFERENT}
         ]
         for wanted in (1, 2, 3)
     }
@@ -149,43 +156,43 @@ async def test_numbers_are_those_of_all_results(rig: ReplayRig) -> None:
     check_interval(report.same_interval, [statistics.fmean(flags) for flags in compared.values()], is_share=True)
 
 
-async def test_a_repetition_that_is_not_whole_says_nothing_of_how_sure_a_mean_is(rig: ReplayRig) -> None:
-    replay = await rig.begin(2, repetitions=2)
+async def test_an_incomplete_repetition_is_left_out_of_the_confidence_interval(harness: ReplayHarness) -> None:
+    replay = await harness.begin(2, repetitions=2)
     for latency in (10, 20, 11, 23):
-        claimed = await rig.claim(replay)
-        told = result(1, candidate=AnswerFacts(latency_ms=latency), recorded=AnswerFacts(latency_ms=15))
-        await rig.replays.record_result(claimed.lease, told, [TextBlock(text="x")])
-        # Three of four: the mean of the second repetition is that of another conversation alone.
-        report = await rig.replays.report_replay(rig.tenant.id, replay.id)
+        claimed = await harness.claim(replay)
+        turn_result = result(1, candidate=AnswerFacts(latency_ms=latency), recorded=AnswerFacts(latency_ms=15))
+        await harness.replays.record_result(claimed.lease, turn_result, [TextBlock(text="x")])
+        # Three of four: the mean of the second repetition would be that of another conversation only.
+        report = await harness.replays.report_replay(harness.tenant.id, replay.id)
         [measured] = [found for found in report.measures if found.measure is Measure.LATENCY_MS]
         assert (measured.candidate.interval, report.same_interval) == (None, None)
-        await rig.replays.end_item(claimed.lease, ItemState.DONE)
-    report = await rig.replays.report_replay(rig.tenant.id, replay.id)
+        await harness.replays.end_item(claimed.lease, ItemState.DONE)
+    report = await harness.replays.report_replay(harness.tenant.id, replay.id)
     [measured] = [found for found in report.measures if found.measure is Measure.LATENCY_MS]
     assert measured.candidate.interval is not None
     assert measured.candidate.mean == 16
     assert report.same_interval == Interval(low=1.0, high=1.0)
 
 
-async def test_a_replay_without_results_has_a_report_and_no_stranger_gets_one(rig: ReplayRig) -> None:
-    replay = await rig.begin()
-    empty = await rig.replays.report_replay(rig.tenant.id, replay.id)
+async def test_a_replay_without_results_has_a_report_and_another_tenant_gets_none(harness: ReplayHarness) -> None:
+    replay = await harness.begin()
+    empty = await harness.replays.report_replay(harness.tenant.id, replay.id)
     assert (empty.result_count, empty.same_share, empty.measures) == (0, None, [])
     with pytest.raises(ReplayNotFound):
-        await rig.replays.report_replay("tenant_01jd0z8s3bf6h9kq2m4n6p8r0t", replay.id)
+        await harness.replays.report_replay("tenant_01jd0z8s3bf6h9kq2m4n6p8r0t", replay.id)
 
 
-async def test_whoever_exports_asks_by_the_page_and_not_by_the_answer(rig: ReplayRig) -> None:
-    watched = WatchedDatabase(rig.database.options)
-    replays = PostgresReplays(watched, rig.replay_store)
+async def test_an_export_queries_by_the_page_and_not_by_the_answer(harness: ReplayHarness) -> None:
+    watched = WatchedDatabase(harness.database.options)
+    replays = PostgresReplays(watched, harness.replay_store)
     needed = []
     for item_count, answer_count in ((1, 3), (10, 6), (11, 10)):
-        replay = await rig.begin(item_count)
+        replay = await harness.begin(item_count)
         for _ in range(item_count):
-            claimed = await rig.claim(replay)
+            claimed = await harness.claim(replay)
             for position in range(1, answer_count + 1):
-                await rig.replays.record_result(claimed.lease, result(position), [TextBlock(text=f"{position}")])
-            await rig.replays.end_item(claimed.lease, ItemState.DONE)
+                await harness.replays.record_result(claimed.lease, result(position), [TextBlock(text=f"{position}")])
+            await harness.replays.end_item(claimed.lease, ItemState.DONE)
         watched.queries = 0
         read = [full async for full in iterate_full_results(replays, replay)]
         needed.append(watched.queries)
@@ -197,19 +204,19 @@ async def test_whoever_exports_asks_by_the_page_and_not_by_the_answer(rig: Repla
     assert needed == [needed[0], needed[0], 2 * needed[0]]
 
 
-async def test_a_verdict_leads_to_the_call_that_gave_it(rig: ReplayRig) -> None:
-    replay = await rig.begin()
-    shadow = await rig.shadow((await rig.claim(replay)).lease)
+async def test_a_verdict_leads_to_the_call_that_gave_it(harness: ReplayHarness) -> None:
+    replay = await harness.begin()
+    replay_conversation = await harness.replay_conversation((await harness.claim(replay)).lease)
     # The first position at the second attempt, the second at none, the third before and after a compaction.
     made = ((-1, 1, 1, "x"), (-1, 2, 1, None), (-1, 3, 2, "x"), (-1, 4, 2, "x"), (-1, 5, 3, None), (-2, 1, 3, None))
     for turn_seq, attempt, position, error in made:
         note = {"kind": "judge", "position": position, "question": "?"}
         start = call_start(attempt=attempt, epoch=-turn_seq, warnings=({"kind": "other", "position": "x"}, note))
         call = Call(turn_seq=turn_seq, start=start, end=call_end(error_code=error))
-        await PostgresStore(rig.replay_store).record_call(rig.tenant.id, shadow.id, call)
-    find = rig.replays.find_judge_calls
-    assert await find(rig.tenant.id, replay.id, 1, [1, 2, 3, 4]) == {1: (-1, 2), 2: (-1, 4), 3: (-2, 1)}
-    assert await find(rig.tenant.id, replay.id, 1, [2]) == {2: (-1, 4)}
+        await PostgresStore(harness.replay_store).record_call(harness.tenant.id, replay_conversation.id, call)
+    find = harness.replays.find_judge_calls
+    assert await find(harness.tenant.id, replay.id, 1, [1, 2, 3, 4]) == {1: (-1, 2), 2: (-1, 4), 3: (-2, 1)}
+    assert await find(harness.tenant.id, replay.id, 1, [2]) == {2: (-1, 4)}
     assert await find("tenant_01jd0z8s3bf6h9kq2m4n6p8r0t", replay.id, 1, [1]) == {}
 
 
@@ -230,7 +237,7 @@ async def test_pages_show_a_replay_to_its_tenant_and_to_super_admins(strata_serv
         async with open_operator(strata_server.url) as operator:
             await operator.log_in(key)
             assert [(await operator.get(page)).status_code for page in pages[:-1]] == [status] * (len(pages) - 1), scope
-            # Of another tenant a superadmin reads everything and deletes nothing.
+            # A superadmin can read but not delete objects of another tenant.
             assert (await operator.get(pages[-1])).status_code == (404 if status == 404 else 403)
             token = await operator.csrf_token()
             if status == 404:

@@ -1,4 +1,4 @@
-"""Which conversations a replay takes, and what it would come to."""
+"""The selection of conversations for a replay, and its estimated cost."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -28,53 +28,53 @@ from tests.support.builders import (
     take_exchange,
     user_input,
 )
-from tests.support.replay_builders import ReplayRig, draft
+from tests.support.replay_builders import ReplayHarness, draft
 
 
-async def select(rig: ReplayRig, **wanted: object) -> list[str]:
-    selection = Selection(**wanted)  # type: ignore[arg-type]  # reason: as a test says it
-    return [*await rig.replays.select_conversations(rig.tenant.id, selection)]
+async def select(harness: ReplayHarness, **wanted: object) -> list[str]:
+    selection = Selection(**wanted)  # type: ignore[arg-type]  # reason: the fields of an example
+    return [*await harness.replays.select_conversations(harness.tenant.id, selection)]
 
 
-async def test_ids_are_taken_in_their_order_and_have_to_be_there(rig: ReplayRig) -> None:
-    ids = await rig.record(3)
-    assert await select(rig, conversation_ids=(ids[2], ids[0])) == [ids[2], ids[0]]
+async def test_ids_are_taken_in_their_order_and_must_exist(harness: ReplayHarness) -> None:
+    ids = await harness.record(3)
+    assert await select(harness, conversation_ids=(ids[2], ids[0])) == [ids[2], ids[0]]
     for missing in (new_id(CONVERSATION), "conv_nonsense"):
         with pytest.raises(ConversationNotFound):
-            await select(rig, conversation_ids=(ids[0], missing))
+            await select(harness, conversation_ids=(ids[0], missing))
 
 
-async def test_all_that_the_filters_let_through_are_walked_page_by_page(
-    rig: ReplayRig, database: Database, monkeypatch: pytest.MonkeyPatch, key_ring: PostgresKeyRing
+async def test_all_conversations_that_match_the_filters_are_read_page_by_page(
+    harness: ReplayHarness, database: Database, monkeypatch: pytest.MonkeyPatch, key_ring: PostgresKeyRing
 ) -> None:
     monkeypatch.setattr(planning, "PAGE_LIMIT", 3)
-    ids = await rig.record(8)
+    ids = await harness.record(8)
     stranger = (await key_ring.create_tenant("globex")).id
-    foreign = await create_conversation(rig.store, stranger)
-    await take_exchange(rig.store, stranger, foreign.id)
+    foreign = await create_conversation(harness.store, stranger)
+    await take_exchange(harness.store, stranger, foreign.id)
     await index_all(database)
-    assert sorted(await select(rig)) == sorted(ids)
-    assistant = (await rig.store.load_conversation(rig.tenant.id, ids[4])).assistant_id
-    assert await select(rig, filters=InspectionFilter(assistant_id=assistant)) == [ids[4]]
+    assert sorted(await select(harness)) == sorted(ids)
+    assistant = (await harness.store.load_conversation(harness.tenant.id, ids[4])).assistant_id
+    assert await select(harness, filters=InspectionFilter(assistant_id=assistant)) == [ids[4]]
     with pytest.raises(ValidationFailed, match="No conversation matches"):
-        await select(rig, filters=InspectionFilter(model="nobody-has-this"))
+        await select(harness, filters=InspectionFilter(model="nobody-has-this"))
 
 
-async def test_a_sample_is_the_same_for_the_same_seed_however_it_is_met(rig: ReplayRig, database: Database) -> None:
-    ids = await rig.record(12)
+async def test_a_sample_depends_only_on_its_seed(harness: ReplayHarness, database: Database) -> None:
+    ids = await harness.record(12)
     await index_all(database)
-    by_filter = await select(rig, sample_count=5, sample_seed=7)
+    by_filter = await select(harness, sample_count=5, sample_seed=7)
     assert len(set(by_filter)) == 5
-    assert await select(rig, sample_count=5, sample_seed=7) == by_filter
-    assert await select(rig, conversation_ids=tuple(sorted(ids)), sample_count=5, sample_seed=7) == by_filter
-    # A larger sample begins with the smaller one, and another seed is another sample.
-    assert (await select(rig, sample_count=9, sample_seed=7))[:5] == by_filter
-    assert await select(rig, sample_count=5, sample_seed=8) != by_filter
-    assert sorted(await select(rig, sample_count=99)) == sorted(ids)
+    assert await select(harness, sample_count=5, sample_seed=7) == by_filter
+    assert await select(harness, conversation_ids=tuple(sorted(ids)), sample_count=5, sample_seed=7) == by_filter
+    # A larger sample begins with the smaller one, and another seed gives another sample.
+    assert (await select(harness, sample_count=9, sample_seed=7))[:5] == by_filter
+    assert await select(harness, sample_count=5, sample_seed=8) != by_filter
+    assert sorted(await select(harness, sample_count=99)) == sorted(ids)
 
 
-async def test_an_estimate_is_what_was_recorded_by_the_candidates_prices(rig: ReplayRig) -> None:
-    store, tenant = rig.store, rig.tenant.id
+async def test_an_estimate_applies_the_prices_of_the_candidate_to_what_was_recorded(harness: ReplayHarness) -> None:
+    store, tenant = harness.store, harness.tenant.id
     small = Usage(fresh_input_tokens=1000, cache_read_tokens=9000, output_tokens=100, reasoning_tokens=400)
     large = Usage(fresh_input_tokens=150_000, cache_read_tokens=100_000, output_tokens=10)
     for usage in (small, small, large):
@@ -90,7 +90,7 @@ async def test_an_estimate_is_what_was_recorded_by_the_candidates_prices(rig: Re
     ids = [found.id for found in (await store.list_conversations(tenant)).items]
 
     asked = draft(limits={"repetitions": 2})
-    estimate = await rig.replays.estimate(tenant, asked, ids)
+    estimate = await harness.replays.estimate(tenant, asked, ids)
     assert (estimate.conversation_count, estimate.item_count, estimate.call_count) == (3, 6, 6)
     assert estimate.input_tokens == 2 * (10_000 + 10_000 + 250_000)
     assert estimate.output_tokens == 2 * (500 + 500 + 10)
@@ -101,34 +101,36 @@ async def test_an_estimate_is_what_was_recorded_by_the_candidates_prices(rig: Re
     assert not estimate.is_rough
     assert (estimate.unpriced_count, estimate.unmeasured_count) == (0, 0)
 
-    other = await rig.replays.estimate(
+    other = await harness.replays.estimate(
         tenant, replace(asked, candidate=Candidate(model="claude-haiku-4-5"), mode=ReplayMode.FREE_RUNNING), ids
     )
     assert other.is_rough
     assert estimate.uncached_cost_usd is not None
     assert other.uncached_cost_usd == 2 * (Decimal(1) * 270_000 + Decimal(5) * 1010) / 1_000_000
-    unknown = await rig.replays.estimate(tenant, replace(asked, candidate=Candidate(model="gemini-99")), ids)
+    unknown = await harness.replays.estimate(tenant, replace(asked, candidate=Candidate(model="gemini-99")), ids)
     assert (unknown.cost_usd, unknown.unpriced_count) == (None, 6)
     cheap = await create_assistant(store, tenant, model="gemini-99")
     by_assistant = replace(asked, candidate=Candidate(assistant_id=cheap.id))
-    assert (await rig.replays.estimate(tenant, by_assistant, ids)).unpriced_count == 6
+    assert (await harness.replays.estimate(tenant, by_assistant, ids)).unpriced_count == 6
     with pytest.raises(AssistantNotFound):
-        await rig.replays.estimate(
+        await harness.replays.estimate(
             tenant, replace(asked, candidate=Candidate(assistant_id=cheap.id, assistant_version=2)), ids
         )
     same = replace(asked, candidate=Candidate(assistant_version=1))
-    assert await rig.replays.estimate(tenant, same, ids) == estimate
+    assert await harness.replays.estimate(tenant, same, ids) == estimate
     judge = Judge(provider="gemini", model="gemini-2.5-pro", prompt="Which is better?")
-    assert (await rig.replays.estimate(tenant, replace(asked, judge=judge), ids)).call_count == 12
+    assert (await harness.replays.estimate(tenant, replace(asked, judge=judge), ids)).call_count == 12
 
 
-async def test_an_estimate_of_what_nobody_measured_says_so(rig: ReplayRig, store: PostgresStore) -> None:
-    conversation = await create_conversation(store, rig.tenant.id)
-    accepted = await accept(store, rig.tenant.id, user_input(conversation.id))
+async def test_an_estimate_without_measurements_is_marked(harness: ReplayHarness, store: PostgresStore) -> None:
+    conversation = await create_conversation(store, harness.tenant.id)
+    accepted = await accept(store, harness.tenant.id, user_input(conversation.id))
     await store.finish_turn(
         accepted.lease, answer(start=None, end=None, blocks=(TextBlock(text="x"),), provider="gemini", model="m")
     )
-    estimate = await rig.replays.estimate(rig.tenant.id, draft(), [conversation.id])
+    estimate = await harness.replays.estimate(harness.tenant.id, draft(), [conversation.id])
     assert (estimate.call_count, estimate.unmeasured_count, estimate.unpriced_count) == (1, 1, 1)
-    empty = await store.create_conversation(rig.tenant.id, ConversationDraft(assistant_id=conversation.assistant_id))
-    assert (await rig.replays.estimate(rig.tenant.id, draft(), [empty.id])).call_count == 0
+    empty = await store.create_conversation(
+        harness.tenant.id, ConversationDraft(assistant_id=conversation.assistant_id)
+    )
+    assert (await harness.replays.estimate(harness.tenant.id, draft(), [empty.id])).call_count == 0

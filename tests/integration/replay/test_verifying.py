@@ -1,4 +1,4 @@
-"""What is stored can be proven: everything that was ever said verifies, and whatever changes in the store is found."""
+"""Verification: everything stored verifies, and any change in the store is found."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ from server.replay.verify.recorded_calls import CallFilter, Flaw, RecordedCall
 from server.replay.verify.verification import Subject, Verified
 from tests.conftest import StrataServer
 from tests.support.archive_driver import steps, take_step
-from tests.support.compaction_driver import NARROW, build_compactor, walk_far
-from tests.support.conversation_driver import Walk, asks, begin_walk, tells
+from tests.support.compaction_driver import NARROW, build_compactor, drive_to_full_window
+from tests.support.conversation_driver import ConversationDriver, start_driver, text_reply, tool_reply
 from tests.support.emulators import BOTH, EmulatedProviders
 from tests.support.fakes.compaction_observer import Observed
 from tests.support.verifying import verify, verify_damaged
 
 
-async def walked(database: Database, ids: Sequence[str], **limits: Any) -> list[RecordedCall | Flaw]:
-    walk = PostgresRecordedCalls(database, **limits)
-    return [item async for _, items in walk.conversations(ids, CallFilter()) async for item in items]
+async def read_recorded(database: Database, ids: Sequence[str], **limits: Any) -> list[RecordedCall | Flaw]:
+    driver = PostgresRecordedCalls(database, **limits)
+    return [item async for _, items in driver.conversations(ids, CallFilter()) async for item in items]
 
 
 async def change(database: Database, sql: str, *values: Any) -> None:
@@ -36,13 +36,13 @@ async def change(database: Database, sql: str, *values: Any) -> None:
         assert int((await connection.execute(sql, *values)).split()[-1]) > 0, "nothing was changed"
 
 
-def told(verified: Verified) -> list[tuple[Subject, int | None, str]]:
+def findings_of(verified: Verified) -> list[tuple[Subject, int | None, str]]:
     return [(each.subject, each.turn_seq, each.position) for each in verified.mismatches]
 
 
 @settings(max_examples=12)
 @given(provider=st.sampled_from(BOTH), taken=st.lists(steps, min_size=1, max_size=8), forked=st.booleans())
-async def test_whatever_happened_to_a_conversation_it_verifies(
+async def test_after_any_history_a_conversation_verifies(
     *,
     database: Database,
     strata_server: StrataServer,
@@ -51,41 +51,45 @@ async def test_whatever_happened_to_a_conversation_it_verifies(
     taken: list[tuple[Any, ...]],
     forked: bool,
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider, settings=NARROW)
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, provider, settings=NARROW)
     compactor = build_compactor(strata_server.program, Observed())
     for step in taken:
-        await take_step(walk, compactor, step)
-    turns = await walk.turns()
-    ids = [walk.conversation_id]
+        await take_step(driver, compactor, step)
+    turns = await driver.turns()
+    ids = [driver.conversation_id]
     if forked and turns:
-        ids.append((await walk.fork(len(turns))).conversation_id)
+        ids.append((await driver.fork(len(turns))).conversation_id)
 
     verified = await verify(database, ids)
 
     assert verified.mismatches == ()
-    calls = len(await walk.calls()) * len(ids) + len(await walk.background_calls())
+    calls = len(await driver.calls()) * len(ids) + len(await driver.background_calls())
     assert (verified.counts.call_count, verified.counts.answer_count) == (calls, calls)
     assert verified.counts.request_count == calls
-    whole = await walked(database, ids)
+    whole = await read_recorded(database, ids)
     assert len(whole) == calls
-    # However the pages are cut, the calls come with the same sources and answers.
+    # For any page size, the calls have the same sources and answers.
     for page_rows, page_bytes in ((1, 2**20), (3, 400)):
-        assert await walked(database, ids, page_rows=page_rows, page_bytes=page_bytes) == whole
+        assert await read_recorded(database, ids, page_rows=page_rows, page_bytes=page_bytes) == whole
 
 
 @pytest.fixture
-async def walk(strata_server: StrataServer, emulated: EmulatedProviders) -> Walk:
+async def driver(strata_server: StrataServer, emulated: EmulatedProviders) -> ConversationDriver:
     """Six turns: tools, an image, a cut, a cancelled answer, and history in a segment."""
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, BOTH[0], settings=NARROW)
-    await walk.change(context={"todos": ["stay"]})
-    await walk.task("First.", asks("Oslo"), tells("Cold."))
-    await build_compactor(strata_server.program, Observed()).compact(walk.tenant_id, walk.conversation_id, force=True)
-    await walk.task("Second.", tells("Grey."), picture=True)
-    await build_compactor(strata_server.program, Observed()).compact(walk.tenant_id, walk.conversation_id, force=True)
-    await walk.fail("Third.", tells("One two three four."), after_chunks=3)
-    await walk.cancel("Fourth.", tells("One two three four."), after_events=1)
-    await walk.task("Fifth.", tells("Fine."), picture=True)
-    return walk
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, BOTH[0], settings=NARROW)
+    await driver.change(context={"todos": ["stay"]})
+    await driver.task("First.", tool_reply("Oslo"), text_reply("Cold."))
+    await build_compactor(strata_server.program, Observed()).compact(
+        driver.tenant_id, driver.conversation_id, force=True
+    )
+    await driver.task("Second.", text_reply("Grey."), picture=True)
+    await build_compactor(strata_server.program, Observed()).compact(
+        driver.tenant_id, driver.conversation_id, force=True
+    )
+    await driver.fail("Third.", text_reply("One two three four."), after_chunks=3)
+    await driver.cancel("Fourth.", text_reply("One two three four."), after_events=1)
+    await driver.task("Fifth.", text_reply("Fine."), picture=True)
+    return driver
 
 
 _BYTES = {
@@ -104,8 +108,8 @@ _KEYS = {
 
 @settings(max_examples=40)
 @given(data=st.data())
-async def test_any_flipped_byte_is_found(database: Database, walk: Walk, data: st.DataObject) -> None:
-    conversation = decode_id(CONVERSATION, walk.conversation_id)
+async def test_any_flipped_byte_is_found(database: Database, driver: ConversationDriver, data: st.DataObject) -> None:
+    conversation = decode_id(CONVERSATION, driver.conversation_id)
     table = data.draw(st.sampled_from(sorted(_BYTES)))
     name, key_sql = data.draw(st.sampled_from(_BYTES[table])), _KEYS[table]
     own = "$1::uuid IS NOT NULL" if table == "blobs" else "conversation_id = $1"
@@ -119,17 +123,17 @@ async def test_any_flipped_byte_is_found(database: Database, walk: Walk, data: s
     flipped = value[:place] + bytes([value[place] ^ (1 << bit)]) + value[place + 1 :]
     update = f"UPDATE {table} SET {name} = $2 WHERE {own} AND {key_sql} = $3"  # noqa: S608
     await change(database, update, conversation, flipped, key)
-    verified = await verify(database, [walk.conversation_id])
+    verified = await verify(database, [driver.conversation_id])
     await change(database, update, conversation, value, key)
     if name == "raw_response" and _is_same_raw(value, flipped):
         return
     assert verified.counts.mismatch_count > 0
-    assert {each.conversation_id for each in verified.mismatches} == {walk.conversation_id}
-    assert (await verify(database, [walk.conversation_id])).mismatches == ()
+    assert {each.conversation_id for each in verified.mismatches} == {driver.conversation_id}
+    assert (await verify(database, [driver.conversation_id])).mismatches == ()
 
 
 def _is_same_raw(value: bytes, flipped: bytes) -> bool:
-    """A bit of a frame's head that says nothing: what the provider said is whole."""
+    """A meaningless bit of a compression frame: the content is unchanged."""
     try:
         return decode_raw(flipped) == decode_raw(value)
     except zstandard.ZstdError:
@@ -161,29 +165,33 @@ _DAMAGES: dict[str, list[tuple[Subject, int | None, str]]] = {
 }
 
 
-async def test_each_kind_of_damage_is_named(database: Database, walk: Walk) -> None:
+async def test_each_kind_of_damage_is_named(database: Database, driver: ConversationDriver) -> None:
     for sql, expected in _DAMAGES.items():
-        assert told(await verify_damaged(database, [walk.conversation_id], sql)) == expected, sql
-    found = told(await verify_damaged(database, [walk.conversation_id], "DELETE FROM turns WHERE seq = 9"))
+        assert findings_of(await verify_damaged(database, [driver.conversation_id], sql)) == expected, sql
+    found = findings_of(await verify_damaged(database, [driver.conversation_id], "DELETE FROM turns WHERE seq = 9"))
     assert found[0] == (Subject.BYTES, None, "turn 9")
     assert [each[:2] for each in found[1:]] == [(Subject.REQUEST, 10), (Subject.REQUEST, 12)]
-    # What cannot even be written as a request ends no run.
+    # A request that cannot even be encoded does not end the run.
     odd = "UPDATE assistants SET model = U&'\\+10FFFF0000'"
-    assert {each[0] for each in told(await verify_damaged(database, [walk.conversation_id], odd))} == {Subject.REQUEST}
+    assert {each[0] for each in findings_of(await verify_damaged(database, [driver.conversation_id], odd))} == {
+        Subject.REQUEST
+    }
     many = "UPDATE conversations SET epoch = 2000000000"
-    assert told(await verify_damaged(database, [walk.conversation_id], many)) == [(Subject.BYTES, None, "epoch 3")]
+    assert findings_of(await verify_damaged(database, [driver.conversation_id], many)) == [
+        (Subject.BYTES, None, "epoch 3")
+    ]
 
 
-async def test_damage_of_what_many_requests_share_is_named_where_it_is(database: Database, walk: Walk) -> None:
+async def test_damage_of_shared_data_is_named_where_it_is(database: Database, driver: ConversationDriver) -> None:
     verified = await verify_damaged(
-        database, [walk.conversation_id], "UPDATE segments SET text = overlay(text placing '~' from 3)"
+        database, [driver.conversation_id], "UPDATE segments SET text = overlay(text placing '~' from 3)"
     )
     [text, *requests] = verified.mismatches
     assert (text.subject, text.turn_seq, text.position) == (Subject.BYTES, None, "epoch 2")
     assert [(each.subject, each.turn_seq) for each in requests] == [(Subject.REQUEST, seq) for seq in (8, 10, 12)]
     assert {each.note for each in requests} == {"The first block that differs is the static layer's static."}
     sql = "UPDATE turns SET native = overlay(native placing 'x' from 12) WHERE seq = 6"
-    [answer, *requests] = (await verify_damaged(database, [walk.conversation_id], sql)).mismatches
+    [answer, *requests] = (await verify_damaged(database, [driver.conversation_id], sql)).mismatches
     assert (answer.subject, answer.turn_seq, answer.position) == (Subject.ANSWER, 6, "native at byte 11")
     assert [each.turn_seq for each in requests] == [8, 10, 12]
     assert {each.note for each in requests} == {
@@ -192,11 +200,13 @@ async def test_damage_of_what_many_requests_share_is_named_where_it_is(database:
     assert all(", at byte " in each.position for each in requests)
 
 
-async def test_what_cannot_be_compared_is_counted_and_no_mismatch(database: Database, walk: Walk) -> None:
-    conversation = decode_id(CONVERSATION, walk.conversation_id)
+async def test_what_cannot_be_compared_is_counted_and_is_no_mismatch(
+    database: Database, driver: ConversationDriver
+) -> None:
+    conversation = decode_id(CONVERSATION, driver.conversation_id)
     for sql in (
         "UPDATE calls SET raw_response = NULL WHERE conversation_id = $1 AND turn_seq = 2",
-        # As it is while the last turn runs.
+        # As while the last turn runs.
         "UPDATE calls SET ended_at = NULL, raw_response = NULL WHERE conversation_id = $1 AND turn_seq = 12",
         "DELETE FROM turns WHERE conversation_id = $1 AND seq = 12",
         """UPDATE conversations SET lease_token = id, lease_owner = 'me', lease_expires_at = now(), lease_turn_seq = 12
@@ -204,27 +214,27 @@ async def test_what_cannot_be_compared_is_counted_and_no_mismatch(database: Data
         "UPDATE calls SET provider = 'acme' WHERE conversation_id = $1 AND turn_seq = 4",
     ):
         await change(database, sql, conversation)
-    verified = await verify(database, [walk.conversation_id])
+    verified = await verify(database, [driver.conversation_id])
     counts = verified.counts
     assert verified.mismatches == ()
     assert (counts.call_count, counts.without_bytes_count, counts.running_count) == (6, 1, 1)
     assert (counts.unknown_count, counts.unknown_providers) == (1, {"acme": 1})
     assert (counts.answer_count, counts.request_count) == (3, 5)
-    other = await verify(database, [walk.conversation_id], requests=False)
+    other = await verify(database, [driver.conversation_id], requests=False)
     assert (other.counts.answer_count, other.counts.request_count) == (3, 0)
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_calls_of_no_turn_are_verified_too(
+async def test_background_calls_are_verified_too(
     database: Database, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
-    walk = await walk_far(strata_server, emulated, provider)
-    emulated[provider].says(tells("It was about foxes."))
-    await build_compactor(strata_server.program, Observed()).compact(walk.tenant_id, walk.conversation_id)
-    await walk.task("And on?", tells("On and on."))
-    [call] = await walk.background_calls()
-    assert (await verify(database, [walk.conversation_id])).mismatches == ()
-    conversation = decode_id(CONVERSATION, walk.conversation_id)
+    driver = await drive_to_full_window(strata_server, emulated, provider)
+    emulated[provider].queue_replies(text_reply("It was about foxes."))
+    await build_compactor(strata_server.program, Observed()).compact(driver.tenant_id, driver.conversation_id)
+    await driver.task("And on?", text_reply("On and on."))
+    [call] = await driver.background_calls()
+    assert (await verify(database, [driver.conversation_id])).mismatches == ()
+    conversation = decode_id(CONVERSATION, driver.conversation_id)
     await change(
         database, "UPDATE calls SET output_tokens = 7 WHERE conversation_id = $1 AND turn_seq < 0", conversation
     )
@@ -234,52 +244,52 @@ async def test_calls_of_no_turn_are_verified_too(
         "WHERE conversation_id = $1 AND turn_seq < 0",
         conversation,
     )
-    found = told(await verify(database, [walk.conversation_id]))
+    found = findings_of(await verify(database, [driver.conversation_id]))
     assert found[0] == (Subject.ANSWER, call.turn_seq, "call.usage.output_tokens")
     assert [each[:2] for each in found[1:]] == [(Subject.REQUEST, call.turn_seq)]
 
 
 async def test_a_tenant_sees_no_other_and_an_erased_conversation_is_left_out(
-    database: Database, strata_server: StrataServer, walk: Walk
+    database: Database, strata_server: StrataServer, driver: ConversationDriver
 ) -> None:
     other = await strata_server.key_ring.create_tenant("other")
-    assert (await verify(database, [walk.conversation_id], tenant_id=other.id)).counts.conversation_count == 0
-    await walk.program.store.erase_conversation(walk.tenant_id, walk.conversation_id)
-    assert (await verify(database, [walk.conversation_id])).counts.conversation_count == 0
+    assert (await verify(database, [driver.conversation_id], tenant_id=other.id)).counts.conversation_count == 0
+    await driver.program.store.erase_conversation(driver.tenant_id, driver.conversation_id)
+    assert (await verify(database, [driver.conversation_id])).counts.conversation_count == 0
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_what_is_said_meanwhile_is_no_mismatch(
+async def test_concurrent_turns_are_no_mismatch(
     database: Database, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider, settings=NARROW)
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, provider, settings=NARROW)
     compactor = build_compactor(strata_server.program, Observed())
 
-    async def talk() -> None:
+    async def take_turns() -> None:
         for number in range(6):
-            await walk.task(f"Task {number}.", asks("Oslo"), tells("Cold."), picture=number % 2 == 0)
-            await compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
+            await driver.task(f"Task {number}.", tool_reply("Oslo"), text_reply("Cold."), picture=number % 2 == 0)
+            await compactor.compact(driver.tenant_id, driver.conversation_id, force=True)
 
-    talking = asyncio.create_task(talk())
+    taking = asyncio.create_task(take_turns())
     looks = 0
-    while not talking.done():
-        assert (await verify(database, [walk.conversation_id])).mismatches == ()
+    while not taking.done():
+        assert (await verify(database, [driver.conversation_id])).mismatches == ()
         looks += 1
-    await talking
+    await taking
     assert looks > 1
-    assert (await verify(database, [walk.conversation_id])).counts.call_count == 12
+    assert (await verify(database, [driver.conversation_id])).counts.call_count == 12
 
 
 async def test_a_long_conversation_is_read_once(
     database: Database, strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, BOTH[1])
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, BOTH[1])
     for number in range(30):
-        ended = await walk.task(f"Task {number}.", tells("So be it."))
+        ended = await driver.task(f"Task {number}.", text_reply("So be it."))
         assert ended.turn.state is TurnState.COMPLETE
     counting = _Counting(database.options)
     try:
-        verified = await verify(counting, [walk.conversation_id])
+        verified = await verify(counting, [driver.conversation_id])
     finally:
         await counting.close()
     assert (verified.counts.call_count, verified.mismatches) == (30, ())

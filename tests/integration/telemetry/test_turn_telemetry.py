@@ -1,4 +1,4 @@
-"""What operators see of a turn: its spans, its line in the log, its metrics; and that they never see what was said."""
+"""What operators see of a turn: its spans, its line in the log, its metrics; and that these contain no content."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -32,7 +32,9 @@ ANSWER = "An answer for one alone."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A server with one conversation. When it has stopped, all that it told is in the log and at the collector."""
+    """A server with one conversation. After it has stopped, everything it reported is in the log and at the
+    collector.
+    """
 
     client: httpx2.AsyncClient
     conversation_id: str
@@ -46,7 +48,7 @@ class Asked:
         )
 
     async def read_metrics(self) -> dict[str, float]:
-        """Sums over all labels but the ones of interest here."""
+        """Sums over all labels except those of interest here."""
         sums: dict[str, float] = {}
         for family in text_string_to_metric_families((await self.client.get("/metrics")).text):
             for sample in family.samples:
@@ -93,11 +95,11 @@ def by_name(collector: Collector, beginning: str) -> list[Span]:
 @pytest.mark.usefixtures("database")
 @pytest.mark.parametrize("provider", BOTH)
 class TestATurn:
-    async def test_is_one_trace_from_the_callers_span_to_each_attempt(
+    async def test_is_one_trace_from_the_span_of_the_caller_to_each_attempt(
         self, server_settings: Settings, emulated: EmulatedProviders, collector: Collector, provider: str
     ) -> None:
-        emulated[provider].says(Reply(thinking=THOUGHT, text=ANSWER))
-        emulated[provider].fails(FaultKind.OVERLOADED)
+        emulated[provider].queue_replies(Reply(thinking=THOUGHT, text=ANSWER))
+        emulated[provider].inject_fault(FaultKind.OVERLOADED)
         async with asking(server_settings, emulated, collector, provider) as asked:
             assert (await asked.ask()).status_code == 200
         (request,) = by_name(collector, "POST")
@@ -133,7 +135,7 @@ class TestATurn:
     async def test_is_counted_with_every_attempt(
         self, server_settings: Settings, emulated: EmulatedProviders, collector: Collector, provider: str
     ) -> None:
-        emulated[provider].fails(FaultKind.OVERLOADED)
+        emulated[provider].inject_fault(FaultKind.OVERLOADED)
         async with asking(server_settings, emulated, collector, provider) as asked:
             usage = (await asked.ask()).json()["turn"]["usage"]
             metrics = await asked.read_metrics()
@@ -148,7 +150,7 @@ class TestATurn:
     async def test_that_fails_is_a_warning_and_an_error(
         self, server_settings: Settings, emulated: EmulatedProviders, collector: Collector, provider: str
     ) -> None:
-        emulated[provider].fails(FaultKind.OVERLOADED_MID_STREAM, after_chunks=3)
+        emulated[provider].inject_fault(FaultKind.OVERLOADED_MID_STREAM, after_chunks=3)
         async with asking(server_settings, emulated, collector, provider) as asked:
             assert (await asked.ask()).status_code >= 400
             metrics = await asked.read_metrics()
@@ -158,15 +160,15 @@ class TestATurn:
         assert (turn.status.code, attributes_of(turn)["error.type"]) == (2, "provider_overloaded")
         assert metrics["strata_turns_total failed"] == 1
 
-    async def test_is_told_without_a_word_of_what_was_said(
+    async def test_is_reported_without_any_content(
         self, server_settings: Settings, emulated: EmulatedProviders, collector: Collector, provider: str
     ) -> None:
-        emulated[provider].says(Reply(thinking=THOUGHT, text=ANSWER))
+        emulated[provider].queue_replies(Reply(thinking=THOUGHT, text=ANSWER))
         async with asking(server_settings, emulated, collector, provider) as asked:
             answer = await asked.ask()
             metrics = (await asked.client.get("/metrics")).text
         assert ANSWER in answer.text
         sent = b"".join(request.SerializeToString() for request in collector.requests)
-        told = f"{sent!r} {asked.log.getvalue()} {metrics}"
+        exported = f"{sent!r} {asked.log.getvalue()} {metrics}"
         for secret in (QUESTION, THOUGHT, ANSWER, asked.client.headers["authorization"].removeprefix("Bearer ")):
-            assert secret not in told
+            assert secret not in exported

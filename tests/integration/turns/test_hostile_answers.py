@@ -1,7 +1,7 @@
-"""Whole turns over answers that no provider should send: each ends, the next one works, and everything can be read.
+"""Whole turns with answers that no provider should send: each ends, the next one works, and everything can be read.
 
-The emulators send exactly the given bytes. Whatever they are, the turn ends with an error code or a complete answer,
-the next user task is answered, the pages and JSON of its calls work, what is stored verifies, and it can be erased.
+The emulators send exactly the given bytes. For any bytes, the turn ends with an error code or a complete answer, the
+next user task is answered, the pages and JSON of its calls work, what is stored verifies, and it can be erased.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.conftest import StrataServer
 from tests.recordings.catalogue import RECORDINGS
 from tests.recordings.damage import HOSTILE, documents_of, encode, places_in, put
 from tests.support.emulators import BOTH, EmulatedProviders
-from tests.support.http_driver import Talk, open_talk, turns
+from tests.support.http_driver import ApiClient, open_api, turns
 from tests.support.page_driver import Operator, open_operator
 from tests.support.verifying import verify
 
@@ -31,8 +31,8 @@ DEEP = "[" * 150 + "]" * 150
 
 
 @pytest.fixture
-async def talk(strata_server: StrataServer) -> AsyncIterator[Talk]:
-    async with open_talk(strata_server) as opened:
+async def api(strata_server: StrataServer) -> AsyncIterator[ApiClient]:
+    async with open_api(strata_server) as opened:
         yield opened
 
 
@@ -147,26 +147,26 @@ PAGES = {
 
 
 async def assert_goes_on(
-    server: StrataServer, talk: Talk, operator: Operator, database: Database, conversation_id: str, ended: Any
+    server: StrataServer, api: ApiClient, operator: Operator, database: Database, conversation_id: str, ended: Any
 ) -> None:
-    """What holds after a turn, however it ended."""
+    """What holds after a turn, for any end."""
     conversation = f"/admin/api/conversations/{conversation_id}"
-    events = await talk.hear("GET", turns(conversation_id, 2) + "/events")
+    events = await api.read_events("GET", turns(conversation_id, 2) + "/events")
     assert events[-1][1] in {"turn.completed", "turn.failed"}
-    assert (await talk.expect(200, "GET", turns(conversation_id, 2)))["state"] == ended["turn"]["state"]
+    assert (await api.expect(200, "GET", turns(conversation_id, 2)))["state"] == ended["turn"]["state"]
     await assert_pages_work(operator, conversation_id, server)
     calls = ended["conversation"]["pending_tool_calls"]
     if calls:
         results = [{"tool_call_id": call["id"], "output": {"celsius": 4}} for call in calls]
-        answered = await talk.expect(200, "POST", turns(conversation_id), {"tool_results": results})
+        answered = await api.expect(200, "POST", turns(conversation_id), {"tool_results": results})
         assert answered["turn"]["state"] == "complete"
-    answered = await talk.say(conversation_id, "And now?")
+    answered = await api.say(conversation_id, "And now?")
     assert answered["turn"]["state"] == "complete"
-    async with open_talk(server, server.admin_key) as admin:
+    async with open_api(server, server.admin_key) as admin:
         await admin.expect(200, "GET", conversation)
     verified = await verify(database, [conversation_id])
     assert verified.mismatches == ()
-    erased = await talk.ask("DELETE", f"/v1/conversations/{conversation_id}")
+    erased = await api.ask("DELETE", f"/v1/conversations/{conversation_id}")
     assert erased.status_code in {200, 204}
 
 
@@ -177,7 +177,7 @@ async def assert_pages_work(operator: Operator, conversation_id: str, server: St
     for path in (f"/admin/{call}", f"/admin/{call}/request", f"/admin/{call}/response", f"/admin/{call}/json"):
         answer = await operator.get(path)
         assert answer.status_code == 200, (path, answer.text)
-    async with open_talk(server, server.admin_key) as admin:
+    async with open_api(server, server.admin_key) as admin:
         shown = await admin.expect(200, "GET", f"/admin/api/{call}")
         assert shown["request"]["proof"] == "equal"
 
@@ -187,27 +187,27 @@ async def assert_pages_work(operator: Operator, conversation_id: str, server: St
 )
 async def test_a_turn_ends_and_the_next_one_works(
     strata_server: StrataServer,
-    talk: Talk,
+    api: ApiClient,
     operator: Operator,
     database: Database,
     emulated: EmulatedProviders,
     provider: str,
     name: str,
 ) -> None:
-    conversation_id = await talk.begin(provider)
-    emulated[provider].says(Fault(kind=FaultKind.RAW, body=CASES[provider][name]))
-    answer = await talk.ask("POST", turns(conversation_id), {"input": "Hello."})
+    conversation_id = await api.begin(provider)
+    emulated[provider].queue_replies(Fault(kind=FaultKind.RAW, body=CASES[provider][name]))
+    answer = await api.ask("POST", turns(conversation_id), {"input": "Hello."})
     ended = answer.json()
     if answer.status_code != 200:
         assert ended["code"] in CODES, ended
-    await assert_goes_on(strata_server, talk, operator, database, conversation_id, ended)
+    await assert_goes_on(strata_server, api, operator, database, conversation_id, ended)
 
 
 @pytest.mark.parametrize("provider", BOTH)
 @pytest.mark.parametrize("name", PAGES)
 async def test_an_error_page_of_any_bytes_is_a_failure_of_the_provider(
     strata_server: StrataServer,
-    talk: Talk,
+    api: ApiClient,
     operator: Operator,
     database: Database,
     emulated: EmulatedProviders,
@@ -215,76 +215,76 @@ async def test_an_error_page_of_any_bytes_is_a_failure_of_the_provider(
     name: str,
 ) -> None:
     status, body = PAGES[name]
-    conversation_id = await talk.begin(provider)
+    conversation_id = await api.begin(provider)
     page = Fault(kind=FaultKind.RAW, body=body, status=status, content_type="text/html")
-    emulated[provider].says(*[page] * 4)
-    answer = await talk.ask("POST", turns(conversation_id), {"input": "Hello."})
+    emulated[provider].queue_replies(*[page] * 4)
+    answer = await api.ask("POST", turns(conversation_id), {"input": "Hello."})
     ended = answer.json()
     assert answer.status_code != 200
     assert ended["code"] in CODES, ended
     emulated[provider].lines.turns.clear()
-    await assert_goes_on(strata_server, talk, operator, database, conversation_id, ended)
+    await assert_goes_on(strata_server, api, operator, database, conversation_id, ended)
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_a_count_that_cannot_be_one_is_bounded_and_recorded(
-    strata_server: StrataServer, talk: Talk, emulated: EmulatedProviders, provider: str
+async def test_an_impossible_count_is_bounded_and_recorded(
+    strata_server: StrataServer, api: ApiClient, emulated: EmulatedProviders, provider: str
 ) -> None:
-    conversation_id = await talk.begin(provider)
-    emulated[provider].says(Fault(kind=FaultKind.RAW, body=CASES[provider]["count of 5000 digits"]))
-    ended = await talk.say(conversation_id)
+    conversation_id = await api.begin(provider)
+    emulated[provider].queue_replies(Fault(kind=FaultKind.RAW, body=CASES[provider]["count of 5000 digits"]))
+    ended = await api.say(conversation_id)
     assert ended["turn"]["usage"]["fresh_input_tokens"] == MAX_TOKEN_COUNT
-    async with open_talk(strata_server, strata_server.admin_key) as admin:
+    async with open_api(strata_server, strata_server.admin_key) as admin:
         shown = await admin.expect(200, "GET", f"/admin/api/conversations/{conversation_id}/calls/2/1")
     assert COUNT_FAULT in json.dumps(shown)
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_half_of_a_pair_goes_back_as_something_that_the_provider_takes(
-    talk: Talk, emulated: EmulatedProviders, provider: str
+async def test_a_lone_surrogate_is_sent_back_as_something_that_the_provider_accepts(
+    api: ApiClient, emulated: EmulatedProviders, provider: str
 ) -> None:
-    """The client gets what came; what goes back cannot be in a request."""
-    conversation_id = await talk.begin(provider)
-    emulated[provider].says(
+    """The client gets what was received; it cannot be part of a request."""
+    conversation_id = await api.begin(provider)
+    emulated[provider].queue_replies(
         Fault(kind=FaultKind.RAW, body=CASES[provider]["a lone surrogate in a text"]), Reply(text="Ok.")
     )
-    ended = await talk.say(conversation_id)
+    ended = await api.say(conversation_id)
     assert [block["text"] for block in ended["turn"]["blocks"]] == ["a\ud800b"]
-    assert (await talk.say(conversation_id, "And?"))["turn"]["state"] == "complete"
+    assert (await api.say(conversation_id, "And?"))["turn"]["state"] == "complete"
     assert "a\ufffdb" in json.dumps(emulated[provider].requests()[-1]["body"], ensure_ascii=False)
 
 
 @pytest.mark.parametrize("provider", BOTH)
 async def test_one_damaged_answer_after_the_other_leaves_a_conversation_usable(
-    talk: Talk,
+    api: ApiClient,
     operator: Operator,
     database: Database,
     emulated: EmulatedProviders,
     provider: str,
 ) -> None:
-    """A seeded walk: recorded answers with a hostile value somewhere, in one conversation that has to go on.
+    """A seeded sequence: recorded answers with a hostile value somewhere, in one conversation that has to continue.
 
-    Without members that nobody has documented: these go back as they came, and the emulator does not know them.
+    Without undocumented members: these are sent back unchanged, and the emulator does not know them.
     """
     chance = Random(f"{provider} 2")  # noqa: S311  reason: a seeded choice
     bodies = [one.body for one in RECORDINGS if one.vendor == provider and b"future" not in one.body]
     hostile = [value for value in HOSTILE if not isinstance(value, dict)]
-    conversation_id = await talk.begin(provider)
+    conversation_id = await api.begin(provider)
     seq = 0
     for _ in range(DAMAGED_ANSWERS):
         documents = documents_of(chance.choice(bodies)) or [{}]
         at = chance.randrange(len(documents))
         documents[at] = put(documents[at], chance.choice(places_in(documents[at])), chance.choice(hostile))
-        emulated[provider].says(Fault(kind=FaultKind.RAW, body=encode(documents)))
+        emulated[provider].queue_replies(Fault(kind=FaultKind.RAW, body=encode(documents)))
         asked = {"input": "Hello.", "abandon_pending_calls": True}
-        answer = await talk.ask("POST", turns(conversation_id), asked)
+        answer = await api.ask("POST", turns(conversation_id), asked)
         assert answer.status_code == 200 or answer.json()["code"] in CODES, answer.text
         emulated[provider].lines.turns.clear()
-        told = await talk.expect(200, "POST", turns(conversation_id), {**asked, "input": "And now?"})
-        assert told["turn"]["state"] == "complete"
+        taken = await api.expect(200, "POST", turns(conversation_id), {**asked, "input": "And now?"})
+        assert taken["turn"]["state"] == "complete"
         seq += 4
         for path in (f"calls/{seq - 2}/1", ""):
             page = await operator.get(f"/admin/conversations/{conversation_id}/{path}".rstrip("/"))
             assert page.status_code == 200, page.text
     assert (await verify(database, [conversation_id])).mismatches == ()
-    assert (await talk.ask("DELETE", f"/v1/conversations/{conversation_id}")).status_code in {200, 204}
+    assert (await api.ask("DELETE", f"/v1/conversations/{conversation_id}")).status_code in {200, 204}

@@ -1,6 +1,7 @@
-"""Whatever happens to conversations, in whatever order: a small model of what must be there, held against the truth.
+"""Any events in any order happen to conversations, and a small model of the expected content is compared with the
+store.
 
-Hypothesis walks; the machine's rules run on the loop that the server runs on.
+Hypothesis chooses the steps; the rules of the machine run on the loop of the server.
 """
 
 import asyncio
@@ -34,15 +35,15 @@ from server.postgres.engine import Database
 from server.turns.request import TurnRequest
 from server.turns.service import TurnService
 from tests.support.conversation_driver import (
-    Walk,
-    asks,
+    ConversationDriver,
     assert_all_accepted,
     assert_no_break,
     assert_rebuilds,
-    begin_walk,
     eventually,
-    hear,
-    tells,
+    read_events,
+    start_driver,
+    text_reply,
+    tool_reply,
     until_asked,
 )
 from tests.support.emulators import BOTH, EmulatedProviders
@@ -51,15 +52,19 @@ from tests.support.wire_proxy import WireProxy, open_proxy
 
 LONG = "One two three four five six seven eight."
 SOON = 0.02
-"""Seconds between two looks at what a running answer has brought."""
+"""Seconds between two polls of a running answer."""
 
 Result = TypeVar("Result")
-replies = st.sampled_from([tells("Fine."), tells(LONG), asks("Oslo"), asks("Oslo", "Bergen", "Tromsø")])
+replies = st.sampled_from(
+    [text_reply("Fine."), text_reply(LONG), tool_reply("Oslo"), tool_reply("Oslo", "Bergen", "Tromsø")]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """A server, another one that shares its database and is doomed, the doomed one's wire, and the providers."""
+    """A server, another one on the same database that is going to die, the connection of the latter, and the
+    providers.
+    """
 
     loop: asyncio.AbstractEventLoop
     program: Program
@@ -95,19 +100,21 @@ async def world(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Known:
-    """What must be there of one conversation."""
+    """The expected content of one conversation."""
 
-    walk: Walk
+    driver: ConversationDriver
     provider: str
-    """Who is asked for the next task."""
-    said: list[tuple[type, TurnState, str]] = field(default_factory=list)
-    """Of each turn its kind, how it ended, and its text; of one that did not end well, the text it was to have."""
+    """The provider of the next task."""
+    recorded: list[tuple[type, TurnState, str]] = field(default_factory=list)
+    """For each turn its kind, its end, and its text; for a turn that did not complete, the text that it should have
+    had.
+    """
     pending: tuple[str, ...] = ()
     asked: str = ""
-    """Who made the pending calls."""
+    """The provider of the pending calls."""
     revision: int = 0
     seen: list[Turn] = field(default_factory=list)
-    """The turns as they were at the last look: they never change."""
+    """The turns at the last check: they never change."""
 
 
 class TurnMachine(RuleBasedStateMachine):
@@ -121,7 +128,7 @@ class TurnMachine(RuleBasedStateMachine):
         self._known: list[Known] = []
         self._gone: list[str] = []
         self._count = 0
-        # An example that failed may have left something behind.
+        # A failed example may have left something behind.
         self._calm()
         for name in BOTH:
             self.world.emulated[name].state.request_log.clear()
@@ -133,8 +140,8 @@ class TurnMachine(RuleBasedStateMachine):
 
     @rule(target=conversations, provider=st.sampled_from(BOTH))
     def begin(self, provider: str) -> Known:
-        walk = self.run(begin_walk(self.world.program, self.world.tenant_id, self.world.emulated, provider))
-        known = Known(walk=walk, provider=provider)
+        driver = self.run(start_driver(self.world.program, self.world.tenant_id, self.world.emulated, provider))
+        known = Known(driver=driver, provider=provider)
         self._known.append(known)
         return known
 
@@ -142,45 +149,45 @@ class TurnMachine(RuleBasedStateMachine):
     def send(self, known: Known, reply: Reply, *, picture: bool) -> None:
         text = self._text()
         if known.pending:
-            self._refused(user_task(known.walk.conversation_id, text))
+            self._refused(user_task(known.driver.conversation_id, text))
         else:
-            ended = self.run(known.walk.task(text, reply, picture=picture))
+            ended = self.run(known.driver.task(text, reply, picture=picture))
             self._note(known, UserTaskTurn, text, ended, reply)
 
     @rule(known=conversations, reply=replies)
     def abandon(self, known: Known, reply: Reply) -> None:
         text = self._text()
-        ended = self.run(known.walk.task(text, reply, abandons_calls=True))
+        ended = self.run(known.driver.task(text, reply, abandons_calls=True))
         self._note(known, UserTaskTurn, text, ended, reply)
 
     @rule(known=conversations, reply=replies)
     def answer(self, known: Known, reply: Reply) -> None:
         if not known.pending:
-            self._refused(tool_results(known.walk.conversation_id, ["call_of_nobody"]))
+            self._refused(tool_results(known.driver.conversation_id, ["call_of_nobody"]))
             return
         # In any order.
-        ended = self.run(known.walk.answer_calls(known.pending[::-1], reply))
+        ended = self.run(known.driver.answer_calls(known.pending[::-1], reply))
         self._note(known, ToolResponseTurn, "", ended, reply)
 
     @rule(known=conversations)
     def answer_in_part(self, known: Known) -> None:
-        self._refused(tool_results(known.walk.conversation_id, known.pending[1:]), missing=known.pending[:1])
+        self._refused(tool_results(known.driver.conversation_id, known.pending[1:]), missing=known.pending[:1])
 
     @rule(known=conversations)
     def answer_a_stranger(self, known: Known) -> None:
-        self._refused(tool_results(known.walk.conversation_id, [*known.pending, "call_of_nobody"]))
+        self._refused(tool_results(known.driver.conversation_id, [*known.pending, "call_of_nobody"]))
 
     @rule(known=conversations, reply=replies, events=st.integers(0, 4))
     def cancel(self, known: Known, reply: Reply, events: int) -> None:
         text, kind = self._next_input(known)
         ended = self.run(self._cancel(known, self._request(known, text), reply, events))
-        # A short answer may have been whole before anybody could cancel it.
+        # A short answer may have been complete before it could be cancelled.
         self._note(known, kind, text, ended, reply, states={TurnState.CANCELLED, TurnState.COMPLETE})
 
     @rule(known=conversations)
     def cancel_nothing(self, known: Known) -> None:
         with pytest.raises(TurnNotRunning):
-            self.run(self.world.program.turn_service.cancel_turn(self.world.tenant_id, known.walk.conversation_id))
+            self.run(self.world.program.turn_service.cancel_turn(self.world.tenant_id, known.driver.conversation_id))
 
     @rule(known=conversations, reply=replies, chunks=st.integers(1, 6))
     def fail(self, known: Known, reply: Reply, chunks: int) -> None:
@@ -197,15 +204,15 @@ class TurnMachine(RuleBasedStateMachine):
 
     @rule(target=conversations, known=conversations, data=st.data())
     def fork(self, known: Known, data: st.DataObject) -> Any:
-        if not known.said:
+        if not known.recorded:
             return multiple()
-        at_seq = data.draw(st.integers(1, len(known.said)), label="at_seq")
-        forked = Known(walk=self.run(known.walk.fork(at_seq)), provider=known.provider)
-        forked.said = known.said[:at_seq]
+        at_seq = data.draw(st.integers(1, len(known.recorded)), label="at_seq")
+        forked = Known(driver=self.run(known.driver.fork(at_seq)), provider=known.provider)
+        forked.recorded = known.recorded[:at_seq]
         forked.seen = [_without_revision(turn) for turn in known.seen[:at_seq]]
         last = known.seen[at_seq - 1]
         if not isinstance(last, ModelResponseTurn):
-            forked.said.append((ModelResponseTurn, TurnState.CANCELLED, ""))
+            forked.recorded.append((ModelResponseTurn, TurnState.CANCELLED, ""))
         elif last.state is TurnState.COMPLETE:
             forked.pending, forked.asked = _calls_of(last), last.provider
         self._known.append(forked)
@@ -213,21 +220,21 @@ class TurnMachine(RuleBasedStateMachine):
 
     @rule(known=consumes(conversations))
     def delete(self, known: Known) -> None:
-        store, tenant_id, conversation_id = self.world.program.store, self.world.tenant_id, known.walk.conversation_id
+        store, tenant_id, conversation_id = self.world.program.store, self.world.tenant_id, known.driver.conversation_id
         planned = self.run(store.erase_conversation(tenant_id, conversation_id, dry_run=True))
-        assert planned.rows.get("turns", 0) == len(known.said)
+        assert planned.rows.get("turns", 0) == len(known.recorded)
         assert self.run(store.erase_conversation(tenant_id, conversation_id)).rows == planned.rows
         self._known.remove(known)
         self._gone.append(conversation_id)
 
     @rule(known=conversations, todo=st.text(max_size=10))
     def edit_context(self, known: Known, todo: str) -> None:
-        self.run(known.walk.change(context={"todos": [todo]}))
+        self.run(known.driver.change(context={"todos": [todo]}))
         known.revision += 1
 
     @rule(known=conversations, provider=st.sampled_from(BOTH), tone=st.sampled_from(["friendly", "gruff"]))
     def edit_assistant(self, known: Known, provider: str, tone: str) -> None:
-        self.run(known.walk.switch(provider, description=f"Is {tone}."))
+        self.run(known.driver.switch(provider, description=f"Is {tone}."))
         known.provider = provider
         known.revision += 1
 
@@ -235,7 +242,7 @@ class TurnMachine(RuleBasedStateMachine):
 
     @invariant()
     def check(self) -> None:
-        """After every step: all is there that should be, as it was, and nothing else."""
+        """After every step everything expected is present, unchanged, and nothing else."""
         for name in BOTH:
             assert_all_accepted(self.world.emulated[name].requests())
             self.world.emulated[name].state.request_log.clear()
@@ -249,24 +256,24 @@ class TurnMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for known in self._known:
-            self.run(assert_rebuilds(known.walk))
-            assert_no_break(self.run(known.walk.calls()))
+            self.run(assert_rebuilds(known.driver))
+            assert_no_break(self.run(known.driver.calls()))
 
     async def _check_one(self, known: Known) -> None:
-        turns = await known.walk.turns()
-        assert [turn.seq for turn in turns] == list(range(1, len(known.said) + 1))
+        turns = await known.driver.turns()
+        assert [turn.seq for turn in turns] == list(range(1, len(known.recorded) + 1))
         assert turns[: len(known.seen)] == known.seen
-        for turn, (kind, state, text) in zip(turns, known.said, strict=True):
+        for turn, (kind, state, text) in zip(turns, known.recorded, strict=True):
             assert type(turn) is kind
             assert _state_of(turn) is state
-            said = _text_of(turn)
-            assert said == text if state is TurnState.COMPLETE else text.startswith(said)
+            recorded = _text_of(turn)
+            assert recorded == text if state is TurnState.COMPLETE else text.startswith(recorded)
         known.seen = turns
         conversation = await self.world.program.store.load_conversation(
-            self.world.tenant_id, known.walk.conversation_id
+            self.world.tenant_id, known.driver.conversation_id
         )
         assert conversation.revision == known.revision
-        assert conversation.next_seq == len(known.said) + 1
+        assert conversation.next_seq == len(known.recorded) + 1
         assert conversation.pending_call_ids == known.pending
         assert tuple(call.id for call in conversation.pending_calls) == known.pending
         waits = ConversationState.AWAITING_TOOLS if known.pending else ConversationState.IDLE
@@ -279,20 +286,20 @@ class TurnMachine(RuleBasedStateMachine):
         return f"Task {self._count}."
 
     def _next_input(self, known: Known) -> tuple[str, type]:
-        """The results that are waited for, or else a task."""
+        """The pending results, or otherwise a task."""
         return ("", ToolResponseTurn) if known.pending else (self._text(), UserTaskTurn)
 
     def _request(self, known: Known, text: str) -> TurnRequest:
         if known.pending:
-            return tool_results(known.walk.conversation_id, known.pending)
-        return user_task(known.walk.conversation_id, text)
+            return tool_results(known.driver.conversation_id, known.pending)
+        return user_task(known.driver.conversation_id, text)
 
     def _refused(self, request: TurnRequest, missing: tuple[str, ...] = ()) -> None:
         with pytest.raises(HistoryRuleBroken) as refused:
             self.run(self.world.program.turn_service.take_turn(self.world.tenant_id, request))
-        told = refused.value.details["missing_ids"]
-        assert isinstance(told, list)
-        assert set(missing) <= set(told)
+        reported = refused.value.details["missing_ids"]
+        assert isinstance(reported, list)
+        assert set(missing) <= set(reported)
 
     def _note(
         self,
@@ -303,22 +310,22 @@ class TurnMachine(RuleBasedStateMachine):
         reply: Reply,
         states: frozenset[TurnState] | set[TurnState] = frozenset({TurnState.COMPLETE}),
     ) -> None:
-        """A turn was taken: the model learns of it."""
+        """A turn was taken: update the model."""
         asked = known.asked if kind is ToolResponseTurn else known.provider
         assert ended.turn.provider == asked
         assert ended.turn.state in states
         calls = _calls_of(ended.turn) if ended.turn.state is TurnState.COMPLETE else ()
         if ended.turn.state is TurnState.COMPLETE:
             assert len(calls) == len(reply.tool_calls)
-        known.said += [(kind, TurnState.COMPLETE, text), (ModelResponseTurn, ended.turn.state, reply.text)]
+        known.recorded += [(kind, TurnState.COMPLETE, text), (ModelResponseTurn, ended.turn.state, reply.text)]
         known.pending, known.asked = calls, asked
         known.revision += 2
         self._calm()
 
     def _spoil(self, kind: FaultKind, reply: Reply, chunks: int) -> None:
         for name in BOTH:
-            self.world.emulated[name].says(reply)
-            self.world.emulated[name].fails(kind, after_chunks=chunks)
+            self.world.emulated[name].queue_replies(reply)
+            self.world.emulated[name].inject_fault(kind, after_chunks=chunks)
 
     def _calm(self) -> None:
         for name in BOTH:
@@ -330,25 +337,25 @@ class TurnMachine(RuleBasedStateMachine):
         self._spoil(FaultKind.SILENCE, reply, events + 2 if events else 0)
         handle = await service.take_turn(tenant_id, request)
         with pytest.raises(ConversationBusy):
-            await service.take_turn(tenant_id, user_task(known.walk.conversation_id, "Me too."))
+            await service.take_turn(tenant_id, user_task(known.driver.conversation_id, "Me too."))
         await until_asked(self.world.emulated)
-        await hear(handle, min(events, 2))
-        await service.cancel_turn(tenant_id, known.walk.conversation_id)
+        await read_events(handle, min(events, 2))
+        await service.cancel_turn(tenant_id, known.driver.conversation_id)
         return await handle.wait()
 
     async def _is_flushed(self, conversation_id: str, seq: int) -> bool:
-        """Whether something of the answer is durable."""
+        """Whether some of the answer is durable."""
         return bool(await self.world.program.store.list_chunks(self.world.tenant_id, conversation_id, seq, attempt=1))
 
     async def _crash(
         self, known: Known, request: TurnRequest, reply: Reply, events: int, *, flushed: bool
     ) -> TurnEnded:
-        """The doomed server takes the turn and falls silent for ever; the other one finds it."""
-        world, conversation_id = self.world, known.walk.conversation_id
+        """One server takes the turn and falls silent for ever; the other one recovers it."""
+        world, conversation_id = self.world, known.driver.conversation_id
         self._spoil(FaultKind.SILENCE, reply, events + 2 if events else 0)
         handle = await world.doomed.turn_service.take_turn(world.tenant_id, request)
         await until_asked(self.world.emulated)
-        await hear(handle, min(events, 2))
+        await read_events(handle, min(events, 2))
         if flushed and events:
             await eventually(lambda: self._is_flushed(conversation_id, handle.seq))
         world.wire.swallow()
@@ -367,7 +374,7 @@ class TurnMachine(RuleBasedStateMachine):
         except HistoryRuleBroken:
             return True
         except ConversationBusy:
-            # A last heartbeat was on its way.
+            # A last heartbeat was still running.
             return False
         raise AssertionError
 
@@ -399,6 +406,6 @@ def _without_revision(turn: Turn) -> Turn:
     return replace(turn, revision=None) if isinstance(turn, ModelResponseTurn) else turn
 
 
-def test_whatever_happens_nothing_is_lost_and_nothing_is_refused(world: World) -> None:
+def test_in_any_sequence_nothing_is_lost_and_nothing_is_refused(world: World) -> None:
     machine = type("Machine", (TurnMachine,), {"world": world})
     run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=15))

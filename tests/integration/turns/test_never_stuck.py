@@ -1,6 +1,6 @@
-"""Whatever a provider answers, the conversation goes on: a property over whole turns.
+"""After any answers of a provider the conversation continues: a property over whole turns.
 
-A sequence of answers, refusals, faults and damaged streams is drawn. After it, with providers that behave again, a next
+A sequence of answers, refusals, faults and damaged streams is drawn. After it, with providers without faults, a next
 user task is answered, every stored call can be verified and shown to an operator, and the conversation can be erased.
 """
 
@@ -22,22 +22,22 @@ from server.conversation.turn import TurnState
 from server.emulator.reply import FaultKind, Reply
 from server.postgres.engine import Database
 from tests.conftest import StrataServer, keys_of
-from tests.support.conversation_driver import Walk, asks, begin_walk, tells
+from tests.support.conversation_driver import ConversationDriver, start_driver, text_reply, tool_reply
 from tests.support.emulators import BOTH, EmulatedProviders, Stages
 from tests.support.fuzzing import Fuzzer
 from tests.support.turn_service_driver import say, text_of, tool_results, user_task
 from tests.support.verifying import verify
 
 SLOW = frozenset({FaultKind.SLOW, FaultKind.SILENCE})
-"""They cost seconds each; what they lead to, a call that is given up, is a cut as well."""
+"""They cost seconds each; their result, an abandoned call, is that of a cut as well."""
 replies = st.sampled_from(
     [
-        tells("Fine."),
-        tells("One two three four five six seven eight."),
+        text_reply("Fine."),
+        text_reply("One two three four five six seven eight."),
         Reply(thinking="Only a thought."),
-        asks("Oslo"),
-        asks("Oslo", "Bergen"),
-        Reply(text="Before the call.", tool_calls=asks("Oslo").tool_calls),
+        tool_reply("Oslo"),
+        tool_reply("Oslo", "Bergen"),
+        Reply(text="Before the call.", tool_calls=tool_reply("Oslo").tool_calls),
     ]
 )
 kinds = st.sampled_from([kind for kind in FaultKind if kind not in SLOW])
@@ -45,16 +45,16 @@ kinds = st.sampled_from([kind for kind in FaultKind if kind not in SLOW])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What comes back to the next input."""
+    """The answer to the next input."""
 
     reply: Reply
     fault: FaultKind | None
     after_chunks: int
     fuzz: int | None
     abandons: bool
-    """Whether a new task comes in place of the results that the model waits for."""
+    """Whether a new task is sent in place of the pending results."""
     switches: bool
-    """Whether the other provider is asked from then on."""
+    """Whether the other provider is called from then on."""
 
 
 steps = st.builds(
@@ -102,54 +102,54 @@ async def site(database: Database, server_settings: Settings, stages: Stages) ->
 
 @settings(max_examples=30)
 @given(provider=st.sampled_from(BOTH), taken=st.lists(steps, min_size=1, max_size=5))
-async def test_after_any_answers_a_next_task_is_answered_and_everything_is_provable(
+async def test_after_any_answers_a_next_task_is_answered_and_everything_verifies(
     site: Site, provider: str, taken: list[Step]
 ) -> None:
     server = site.server
-    walk = await begin_walk(server.program, server.tenant.id, site.emulated, provider)
+    driver = await start_driver(server.program, server.tenant.id, site.emulated, provider)
     for number, step in enumerate(taken):
-        provider = await take(site, walk, step, number, provider)
+        provider = await take(site, driver, step, number, provider)
 
     calm(site)
     for name in BOTH:
-        site.emulated[name].says(tells("Here I am."))
+        site.emulated[name].queue_replies(text_reply("Here I am."))
     ended = await say(
         server.program.turn_service,
         server.tenant.id,
-        user_task(walk.conversation_id, "And now?", abandons_calls=True),
+        user_task(driver.conversation_id, "And now?", abandons_calls=True),
     )
     assert (ended.turn.state, ended.turn.error_code) == (TurnState.COMPLETE, None)
     assert text_of(ended) == "Here I am."
 
-    verified = await verify(site.database, [walk.conversation_id])
+    verified = await verify(site.database, [driver.conversation_id])
     assert verified.mismatches == ()
-    await assert_shown(site, walk)
-    await server.program.store.erase_conversation(server.tenant.id, walk.conversation_id)
+    await assert_shown(site, driver)
+    await server.program.store.erase_conversation(server.tenant.id, driver.conversation_id)
     async with site.database.connection() as connection:
         assert await connection.fetchval("SELECT count(*) FROM calls") == 0
 
 
-async def take(site: Site, walk: Walk, step: Step, number: int, provider: str) -> str:
-    """One input, answered as the step says. Whichever way it ends, it ends. The provider of the next."""
+async def take(site: Site, driver: ConversationDriver, step: Step, number: int, provider: str) -> str:
+    """Send one input, answered as the step defines. It ends in any case. Returns the provider of the next."""
     calm(site)
     for name in BOTH:
-        site.emulated[name].says(step.reply)
+        site.emulated[name].queue_replies(step.reply)
         if step.fault is not None:
-            site.emulated[name].fails(step.fault, after_chunks=step.after_chunks, times=1)
+            site.emulated[name].inject_fault(step.fault, after_chunks=step.after_chunks, times=1)
         site.fuzzers[name].seed = step.fuzz
-    ended: TurnEnded | None = walk.ended
+    ended: TurnEnded | None = driver.ended
     pending = [] if ended is None else [call.id for call in ended.conversation.pending_calls]
     if pending and not step.abandons:
-        request: Any = tool_results(walk.conversation_id, pending)
+        request: Any = tool_results(driver.conversation_id, pending)
     else:
-        request = user_task(walk.conversation_id, f"Task {number}.", abandons_calls=True)
+        request = user_task(driver.conversation_id, f"Task {number}.", abandons_calls=True)
     server = site.server
-    walk.ended = await say(server.program.turn_service, server.tenant.id, request)
+    driver.ended = await say(server.program.turn_service, server.tenant.id, request)
     calm(site)
     if not step.switches:
         return provider
     other = BOTH[1 - BOTH.index(provider)]
-    await walk.switch(other)
+    await driver.switch(other)
     return other
 
 
@@ -160,19 +160,19 @@ def calm(site: Site) -> None:
         site.fuzzers[name].seed = None
 
 
-async def assert_shown(site: Site, walk: Walk) -> None:
+async def assert_shown(site: Site, driver: ConversationDriver) -> None:
     """An operator sees the conversation and each of its calls."""
     async with httpx2.AsyncClient(
         base_url=site.server.url, headers={"authorization": f"Bearer {site.server.admin_key}"}, timeout=30
     ) as client:
-        path = f"/admin/api/conversations/{walk.conversation_id}"
+        path = f"/admin/api/conversations/{driver.conversation_id}"
         assert (await client.get(path)).status_code == 200
-        for call in await walk.calls():
+        for call in await driver.calls():
             for part in ("", "/response", "/request"):
                 shown = await client.get(f"{path}/calls/{call.turn_seq}/{call.start.attempt}{part}")
                 assert shown.status_code == 200, shown.text
         turns = await client.get(
-            f"/v1/conversations/{walk.conversation_id}/turns",
+            f"/v1/conversations/{driver.conversation_id}/turns",
             headers={"authorization": f"Bearer {site.server.client_key}"},
         )
         assert turns.status_code == 200

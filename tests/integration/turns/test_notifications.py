@@ -1,4 +1,4 @@
-"""News between processes over real LISTEN and NOTIFY, and what is left of them when the connection goes."""
+"""Notifications between processes over real LISTEN and NOTIFY, also when the connection is lost."""
 
 import asyncio
 import logging
@@ -24,12 +24,12 @@ from tests.support.wire_proxy import WireProxy, open_proxy
 
 QUICK = ListenerTimes(first_pause_seconds=0.01, max_pause_seconds=0.05, probe_seconds=0.05, silence_seconds=2)
 LONG = 20.0
-"""Seconds for what must come; only a failure takes them."""
+"""Seconds to wait for something that must happen; only a failure takes them."""
 
 
 @asynccontextmanager
 async def open_listener(options: DatabaseOptions, times: ListenerTimes = QUICK) -> AsyncIterator[PostgresNotifications]:
-    """What a process hears, from the moment that it hears."""
+    """Records what a process is notified of, from the moment it listens."""
     async with PostgresNotifications(options, times=times) as listener:
         async with asyncio.timeout(LONG):
             await listener.wait_until_listening()
@@ -54,15 +54,15 @@ def far_options(database: Database, proxy: WireProxy) -> DatabaseOptions:
 
 
 def losses_of(listener: PostgresNotifications) -> asyncio.Event:
-    """Set when something may have been missed."""
+    """Set when a notification may have been missed."""
     missed = asyncio.Event()
     listener.listen(CONVERSATION_CHANNEL, on_payload=lambda _: None, on_gap=missed.set)
     return missed
 
 
-async def announce(database: Database, said: str) -> None:
+async def announce(database: Database, payload: str) -> None:
     async with database.connection() as connection:
-        await connection.execute("SELECT pg_notify($1, $2)", CONVERSATION_CHANNEL, said)
+        await connection.execute("SELECT pg_notify($1, $2)", CONVERSATION_CHANNEL, payload)
 
 
 async def count_sessions(database: Database, application_name: str) -> int:
@@ -74,9 +74,9 @@ async def count_sessions(database: Database, application_name: str) -> int:
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Polls what cannot be waited for."""
+    """Poll a condition."""
     async with asyncio.timeout(LONG):
-        while not await condition():  # noqa: ASYNC110  reason: nobody tells
+        while not await condition():  # noqa: ASYNC110  reason: there is no event to wait for
             await asyncio.sleep(0.01)
 
 
@@ -88,7 +88,7 @@ async def has_records(caplog: pytest.LogCaptureFixture) -> bool:
     return bool(caplog.records)
 
 
-def test_they_are_what_the_port_asks_for(database: Database) -> None:
+def test_they_implement_the_port(database: Database) -> None:
     notifications: Notifications = PostgresNotifications(database.options)
     assert isinstance(notifications, PostgresNotifications)
 
@@ -114,7 +114,7 @@ class TestTheStoreAnnounces:
             await store.finish_turn(accepted.lease, answer())
             assert await ended.wait(LONG)
             assert await anything.wait(0)
-            # Each was said once.
+            # Each was sent once.
             assert not any([await watch.wait(0) for watch in (grown, cancelling, ended, anything)])
 
     async def test_a_turn_that_ended_without_a_call(
@@ -126,7 +126,7 @@ class TestTheStoreAnnounces:
             await store.finish_turn(accepted.lease, answer(start=None, end=None))
             assert await ended.wait(LONG)
 
-    async def test_that_somebody_gave_up_waiting(
+    async def test_that_a_waiting_request_gave_up(
         self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -135,7 +135,7 @@ class TestTheStoreAnnounces:
             await store.leave_queue(conversation.id, ticket)
             assert await ended.wait(LONG)
 
-    async def test_nothing_where_nothing_was_written(
+    async def test_nothing_if_nothing_was_written(
         self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -150,7 +150,7 @@ class TestTheStoreAnnounces:
             await store.request_cancel(tenant.id, conversation.id)
             assert await cancelling.wait(LONG)
             await watch.wait(0)
-            # A heartbeat, a repetition, and somebody who has no right to it.
+            # A heartbeat, a repetition, and a request without the right to it.
             await store.append_chunks(accepted.lease, [], lease_seconds=LEASE_SECONDS)
             await store.append_chunks(accepted.lease, [chunk], lease_seconds=LEASE_SECONDS)
             for attempt in (
@@ -160,7 +160,7 @@ class TestTheStoreAnnounces:
                 with pytest.raises(LeaseLost):
                     await attempt
             await store.leave_queue(conversation.id, 77)
-            # Announcements come in the order of what they announce: when this one is here, the others would be.
+            # Notifications come in the order of the changes: when this one is here, the others would be.
             await store.request_cancel(tenant.id, conversation.id)
             assert await cancelling.wait(LONG)
             assert not await watch.wait(0)
@@ -177,7 +177,7 @@ class TestAWatch:
             assert await theirs.wait(LONG)
             assert not await mine.wait(0)
 
-    async def test_remembers_what_came_before_anybody_waited(
+    async def test_keeps_what_came_before_it_was_awaited(
         self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -192,7 +192,7 @@ class TestAWatch:
                 assert not await late.wait(0)
             assert await early.wait(0)
 
-    async def test_of_which_there_are_many_each_is_woken(
+    async def test_of_many_on_one_conversation_each_is_notified(
         self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -207,27 +207,27 @@ class TestAWatch:
         await store.finish_turn(accepted.lease, answer())
         assert all(await asyncio.gather(*waiting))
 
-    async def test_that_is_over_leaves_nothing_behind(self, listener: PostgresNotifications) -> None:
+    async def test_that_has_ended_leaves_nothing_behind(self, listener: PostgresNotifications) -> None:
         conversation_id = new_id(CONVERSATION)
         with listener.watch(conversation_id, Notification.ENDED), listener.watch(conversation_id, Notification.ENDED):
             pass
         with listener.watch("not an id", Notification.ENDED) as watch:
             assert not await watch.wait(0)
-        assert not listener._watches  # noqa: SLF001  reason: what is left is not to be seen from outside
+        assert not listener._watches  # noqa: SLF001  reason: the registrations are not visible from outside
 
-    async def test_is_not_disturbed_by_what_is_not_ours(
+    async def test_ignores_foreign_notifications(
         self, listener: PostgresNotifications, database: Database, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         with listener.watch(conversation.id, *Notification) as watch:
-            for said in ("", "x", str(uuid4()), "é" * 1000, "None" + "e"):
-                await announce(database, said)
+            for payload in ("", "x", str(uuid4()), "é" * 1000, "None" + "e"):
+                await announce(database, payload)
             await store.finish_turn(accepted.lease, answer())
             assert await watch.wait(LONG)
         assert listener.listening
 
-    async def test_in_every_process_hears_the_same(
+    async def test_in_every_process_gets_the_same(
         self, listener: PostgresNotifications, database: Database, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -243,7 +243,7 @@ class TestAWatch:
 
 
 class TestTheConnection:
-    async def test_that_was_ended_is_made_again_and_everybody_is_woken(
+    async def test_that_was_closed_is_reopened_and_every_watch_is_woken(
         self, database: Database, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -268,7 +268,7 @@ class TestTheConnection:
                 await store.finish_turn(accepted.lease, answer())
                 assert await watch.wait(LONG)
 
-    async def test_that_is_refused_for_a_while_wakes_everybody_when_it_is_back(
+    async def test_that_is_refused_for_a_while_wakes_every_watch_when_it_is_back(
         self, far_options: DatabaseOptions, proxy: WireProxy, store: PostgresStore, tenant: Tenant
     ) -> None:
         conversation = await create_conversation(store, tenant.id)
@@ -285,7 +285,7 @@ class TestTheConnection:
                 assert await watch.wait(LONG)
             assert listener.listening
 
-    async def test_that_fell_silent_is_noticed(self, far_options: DatabaseOptions, proxy: WireProxy) -> None:
+    async def test_that_became_silent_is_detected(self, far_options: DatabaseOptions, proxy: WireProxy) -> None:
         async with open_listener(far_options) as listener:
             missed = losses_of(listener)
             proxy.swallow()
@@ -295,7 +295,7 @@ class TestTheConnection:
             async with asyncio.timeout(LONG):
                 await listener.wait_until_listening()
 
-    async def test_need_not_be_there_at_the_start(self, far_options: DatabaseOptions, proxy: WireProxy) -> None:
+    async def test_need_not_be_available_at_the_start(self, far_options: DatabaseOptions, proxy: WireProxy) -> None:
         await proxy.refuse()
         async with PostgresNotifications(far_options, times=QUICK) as listener:
             with listener.watch(new_id(CONVERSATION), Notification.ENDED) as watch:
@@ -311,14 +311,12 @@ class TestTheConnection:
         assert not listener.listening
         await eventually(partial(is_without_session, database, options.application_name))
 
-    async def test_that_is_silent_does_not_hold_up_the_end(
-        self, far_options: DatabaseOptions, proxy: WireProxy
-    ) -> None:
+    async def test_that_is_silent_does_not_delay_the_end(self, far_options: DatabaseOptions, proxy: WireProxy) -> None:
         async with asyncio.timeout(LONG):
             async with open_listener(far_options, replace(QUICK, silence_seconds=3600)):
                 proxy.swallow()
 
-    async def test_to_a_database_that_takes_no_writes_is_no_use(
+    async def test_to_a_read_only_database_is_not_used(
         self, database: Database, caplog: pytest.LogCaptureFixture
     ) -> None:
         url = database.options.url

@@ -1,4 +1,6 @@
-"""Answers of which nothing may go back, on strict providers: kept, and the conversation goes on without them."""
+"""Answers that must not be sent back, on strict providers: they are stored, and the conversation continues without
+them.
+"""
 
 import json
 from dataclasses import dataclass
@@ -13,14 +15,14 @@ from server.emulator.reply import FaultKind
 from server.providers.choice import ANTHROPIC, GEMINI
 from tests.conftest import StrataServer
 from tests.support.conversation_driver import (
-    Walk,
-    asks,
+    ConversationDriver,
     assert_all_accepted,
     assert_no_break,
     assert_rebuilds,
-    begin_walk,
     messages_of,
-    tells,
+    start_driver,
+    text_reply,
+    tool_reply,
 )
 from tests.support.emulators import EmulatedProviders
 from tests.unit.providers.wire.generated import anthropic_events, gemini_chunk
@@ -99,114 +101,116 @@ CASES = {
 }
 
 
-def break_off(walk: Walk, case: Case) -> None:
-    """The next turn is answered with the bytes of the case."""
-    walk.emulated[case.provider].fails(FaultKind.RAW, body=case.body)
+def break_off(driver: ConversationDriver, case: Case) -> None:
+    """Answer the next turn with the bytes of the case."""
+    driver.emulated[case.provider].inject_fault(FaultKind.RAW, body=case.body)
 
 
 @pytest.mark.parametrize("after_results", [False, True], ids=["to a task", "to results"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-async def test_what_may_not_go_back_is_kept_and_the_conversation_goes_on_without_it(
+async def test_an_answer_that_must_not_be_sent_back_is_stored_and_the_conversation_continues_without_it(
     strata_server: StrataServer, emulated: EmulatedProviders, case: Case, *, after_results: bool
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, case.provider)
-    await walk.task("One.", tells("Yes."))
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, case.provider)
+    await driver.task("One.", text_reply("Yes."))
     if after_results:
-        await walk.task("Two.", asks("Oslo"))
-        break_off(walk, case)
-        ended = await walk.answer()
+        await driver.task("Two.", tool_reply("Oslo"))
+        break_off(driver, case)
+        ended = await driver.answer()
     else:
-        break_off(walk, case)
-        ended = await walk.task("Two.")
+        break_off(driver, case)
+        ended = await driver.task("Two.")
     odd = ended.turn
     assert (odd.state, odd.stop_reason, odd.error_code) == (case.state, case.stop_reason, case.error_code)
     assert not any(isinstance(block, ToolCallBlock) for block in odd.blocks)
     assert ended.conversation.pending_calls == ()
-    [*_, kept] = await walk.program.store.list_calls(walk.tenant_id, walk.conversation_id, odd.seq)
+    [*_, kept] = await driver.program.store.list_calls(driver.tenant_id, driver.conversation_id, odd.seq)
     assert kept.end is not None
     assert kept.end.raw_response == case.body
-    ended = await walk.task("Three.", tells("Of course."))
+    ended = await driver.task("Three.", text_reply("Of course."))
     assert ended.turn.state is TurnState.COMPLETE
-    newest = (await walk.calls())[-1]
+    newest = (await driver.calls())[-1]
     assert {"kind": "answer_left_out", "seq": odd.seq, "ids": []} in newest.start.repairs
     requests = emulated[case.provider].requests()
     assert SECRET not in json.dumps(messages_of(case.provider, requests[-1]["body"]))
     assert_all_accepted(requests)
-    assert_no_break(await walk.calls())
-    assert await assert_rebuilds(walk) == len(requests)
+    assert_no_break(await driver.calls())
+    assert await assert_rebuilds(driver) == len(requests)
 
 
 @pytest.mark.parametrize("provider", [GEMINI, ANTHROPIC])
-async def test_a_refusals_output_goes_to_no_other_provider_and_into_no_history(
+async def test_the_output_of_a_refusal_is_sent_to_no_other_provider_and_is_in_no_history(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, provider)
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, provider)
     case = CASES["gemini refusal" if provider == GEMINI else "claude refusal"]
-    break_off(walk, case)
-    await walk.task("One.")
+    break_off(driver, case)
+    await driver.task("One.")
     other = ANTHROPIC if provider == GEMINI else GEMINI
-    await walk.switch(other)
-    await walk.task("Two.", tells("Yes."))
+    await driver.switch(other)
+    await driver.task("Two.", text_reply("Yes."))
     assert SECRET not in json.dumps(emulated[other].requests()[-1]["body"])
     for number in range(3, 6):
-        await walk.task(f"{number}.", tells("Yes."))
-    await walk.program.compactor.compact(walk.tenant_id, walk.conversation_id, force=True)
-    await walk.task("Six.", tells("Yes."))
+        await driver.task(f"{number}.", text_reply("Yes."))
+    await driver.program.compactor.compact(driver.tenant_id, driver.conversation_id, force=True)
+    await driver.task("Six.", text_reply("Yes."))
     body = emulated[other].requests()[-1]["body"]
     assert SECRET not in json.dumps(body)
     assert "nothing was said" in json.dumps(body)
-    await assert_rebuilds(walk)
+    await assert_rebuilds(driver)
 
 
-async def test_calls_that_gemini_gave_without_an_id_go_back_without_one(
+async def test_calls_without_an_id_of_gemini_are_sent_back_without_one(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI, model="gemini-2.5-flash")
-    ended = await walk.task("One.", asks("Oslo", "Bergen"), tells("Cold."))
+    driver = await start_driver(
+        strata_server.program, strata_server.tenant.id, emulated, GEMINI, model="gemini-2.5-flash"
+    )
+    ended = await driver.task("One.", tool_reply("Oslo", "Bergen"), text_reply("Cold."))
     assert ended.turn.state is TurnState.COMPLETE
-    call_turn = (await walk.turns())[1]
+    call_turn = (await driver.turns())[1]
     ids = [block.id for block in call_turn.blocks if isinstance(block, ToolCallBlock)]
     assert len({*ids}) == 2
     _, called, answered = messages_of(GEMINI, emulated.gemini.requests()[-1]["body"])[-3:]
     calls = [part["functionCall"] for part in called["parts"] if "functionCall" in part]
     results = [part["functionResponse"] for part in answered["parts"]]
     assert [("id" in one, one["name"]) for one in (*calls, *results)] == [(False, "get_weather")] * 4
-    # The made id is what the client and the other provider know.
-    await walk.switch(ANTHROPIC)
-    await walk.task("Two.", tells("Yes."))
+    # The generated id is used by the client and the other provider.
+    await driver.switch(ANTHROPIC)
+    await driver.task("Two.", text_reply("Yes."))
     sent = json.dumps(emulated.anthropic.requests()[-1]["body"])
     assert all(sent.count(call_id) == 2 for call_id in ids)
-    await walk.switch(GEMINI, "gemini-2.5-flash")
-    await walk.task("Three.", tells("Yes."))
+    await driver.switch(GEMINI, "gemini-2.5-flash")
+    await driver.task("Three.", text_reply("Yes."))
     assert not any(call_id in json.dumps(emulated.gemini.requests()[-1]["body"]) for call_id in ids)
     for provider in (GEMINI, ANTHROPIC):
         assert_all_accepted(emulated[provider].requests())
-    await assert_rebuilds(walk)
+    await assert_rebuilds(driver)
 
 
-async def test_gemini_gets_no_text_beside_function_responses(
+async def test_gemini_gets_no_text_next_to_function_responses(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    """What changes during a tool loop is sent with the next task, whichever provider the loop began with."""
+    """What changes during a tool loop is sent with the next task, with either provider."""
     settings = {"layer_order": "append_only"}
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, ANTHROPIC, settings=settings)
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, ANTHROPIC, settings=settings)
 
     async def loop(number: int) -> None:
-        await walk.task(f"{number}.", asks("Oslo"))
-        await walk.change(context={"todos": [f"after the call {number}"]})
-        await walk.answer(tells("Cold."))
+        await driver.task(f"{number}.", tool_reply("Oslo"))
+        await driver.change(context={"todos": [f"after the call {number}"]})
+        await driver.answer(text_reply("Cold."))
 
     await loop(1)
-    await walk.switch(GEMINI, settings=settings)
+    await driver.switch(GEMINI, settings=settings)
     await loop(2)
-    warnings = [warning["kind"] for warning in (await walk.calls())[-1].start.warnings]
+    warnings = [warning["kind"] for warning in (await driver.calls())[-1].start.warnings]
     assert "dynamic_postponed" in warnings
-    await walk.task("Three.", tells("Yes."))
+    await driver.task("Three.", text_reply("Yes."))
     contents = messages_of(GEMINI, emulated.gemini.requests()[-1]["body"])
     beside = [content for content in contents if any("functionResponse" in part for part in content["parts"])]
     assert len(beside) == 2
     assert all(list(part) == ["functionResponse"] for content in beside for part in content["parts"])
     assert "after the call 2" in json.dumps(contents[-1])
     assert_all_accepted(emulated.gemini.requests())
-    assert_no_break(await walk.calls())
-    await assert_rebuilds(walk)
+    assert_no_break(await driver.calls())
+    await assert_rebuilds(driver)

@@ -1,4 +1,4 @@
-"""Many clients on one conversation: nobody is lost, nobody pushes in, and nobody who has gone is waited for."""
+"""Many clients on one conversation: every one is answered, in order, and disconnected ones are not waited for."""
 
 import asyncio
 
@@ -18,10 +18,10 @@ from tests.faults.server_fleet import Fleet
 from tests.support.builders import accept, answer, user_input
 from tests.support.emulators import EmulatedProviders
 from tests.support.http_driver import turns
-from tests.support.turn_service_driver import hear, open_conversation, say, text_of, user_task
+from tests.support.turn_service_driver import open_conversation, read_events, say, text_of, user_task
 
 CLIENTS = 50
-PATIENCE_SECONDS = 30.0
+WAIT_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def server_settings(server_settings: Settings) -> Settings:
 
 
 class Crowd:
-    """Clients of one conversation, which the first of them holds until it is cancelled."""
+    """Clients of one conversation, which the first of them occupies until it is cancelled."""
 
     def __init__(self, server: StrataServer, conversation_id: str, holder: TurnHandle) -> None:
         self._server = server
@@ -39,13 +39,13 @@ class Crowd:
         self.waiting: list[asyncio.Task[TurnHandle]] = []
 
     async def enter(self, text: str, on_busy: OnBusy = OnBusy.QUEUE) -> "asyncio.Task[TurnHandle]":
-        """Another one, when it has its ticket."""
+        """Start another one, and wait until it has its ticket."""
         before = await self.tickets()
         asked = user_task(self.conversation_id, text, on_busy=on_busy)
         task = asyncio.create_task(self._server.program.turn_service.take_turn(self._server.tenant.id, asked))
         self.waiting.append(task)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while await self.tickets() == before and not task.done():  # noqa: ASYNC110  reason: nothing tells
+        async with asyncio.timeout(WAIT_SECONDS):
+            while await self.tickets() == before and not task.done():  # noqa: ASYNC110  reason: there is no event to wait for
                 await asyncio.sleep(0.005)
         return task
 
@@ -55,13 +55,13 @@ class Crowd:
         return count
 
     async def let_in(self) -> None:
-        """The first one goes."""
+        """End the first one."""
         await self._server.program.turn_service.cancel_turn(self._server.tenant.id, self.conversation_id)
         assert (await self.holder.wait()).turn.state is TurnState.CANCELLED
 
     async def answers(self) -> list[str]:
-        """The inputs behind the first one's, in their order; each has its whole answer."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        """The inputs after the first one, in order; each has its whole answer."""
+        async with asyncio.timeout(WAIT_SECONDS):
             for task in self.waiting:
                 assert (await (await task).wait()).turn.state is TurnState.COMPLETE
         page = await self._server.program.store.list_turns(self._server.tenant.id, self.conversation_id, limit=100)
@@ -85,16 +85,16 @@ def text_of_task(turn: object) -> str:
 async def crowd(strata_server: StrataServer, emulated: EmulatedProviders) -> Crowd:
     program, tenant = strata_server.program, strata_server.tenant
     conversation = await open_conversation(program.store, tenant.id, "gemini")
-    emulated.gemini.fails(FaultKind.SILENCE)
+    emulated.gemini.inject_fault(FaultKind.SILENCE)
     holder = await program.turn_service.take_turn(tenant.id, user_task(conversation.id, "First."))
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        # Cancelled any earlier, it would leave its silence to the next.
-        while not emulated.gemini.requests():  # noqa: ASYNC110  reason: nothing tells
+    async with asyncio.timeout(WAIT_SECONDS):
+        # Cancelled any earlier, it would leave its silence fault to the next request.
+        while not emulated.gemini.requests():  # noqa: ASYNC110  reason: there is no event to wait for
             await asyncio.sleep(0.005)
     return Crowd(strata_server, conversation.id, holder)
 
 
-async def test_fifty_clients_are_answered_in_the_order_in_which_they_came(crowd: Crowd) -> None:
+async def test_fifty_clients_are_answered_in_the_order_of_their_arrival(crowd: Crowd) -> None:
     texts = [f"Number {number}." for number in range(CLIENTS)]
     for text in texts:
         await crowd.enter(text)
@@ -104,20 +104,18 @@ async def test_fifty_clients_are_answered_in_the_order_in_which_they_came(crowd:
     assert await crowd.tickets() == 0
 
 
-async def test_fifty_clients_at_once_over_two_servers_are_all_answered(fleet: Fleet, store: PostgresStore) -> None:
+async def test_fifty_concurrent_clients_over_two_servers_are_all_answered(fleet: Fleet, store: PostgresStore) -> None:
     conversation = await open_conversation(store, fleet.tenant.id, "anthropic")
-    talks = [(await fleet.start()).talk for _ in range(2)]
+    apis = [(await fleet.start()).api for _ in range(2)]
     asked = [
-        talks[number % 2].expect(
-            200, "POST", turns(conversation.id), {"input": f"Number {number}.", "on_busy": "queue"}
-        )
+        apis[number % 2].expect(200, "POST", turns(conversation.id), {"input": f"Number {number}.", "on_busy": "queue"})
         for number in range(CLIENTS)
     ]
     answers = await asyncio.gather(*asked)
     assert sorted(given["turn"]["seq"] for given in answers) == list(range(2, 2 * CLIENTS + 1, 2))
     assert {given["turn"]["state"] for given in answers} == {"complete"}
     assert len(fleet.emulated.anthropic.requests()) == CLIENTS
-    page = await talks[0].expect(200, "GET", f"{turns(conversation.id)}?limit=100")
+    page = await apis[0].expect(200, "GET", f"{turns(conversation.id)}?limit=100")
     assert [turn["seq"] for turn in page["data"]] == list(range(1, 2 * CLIENTS + 1))
     inputs = {block["text"] for turn in page["data"][::2] for block in turn["blocks"]}
     assert inputs == {f"Number {number}." for number in range(CLIENTS)}
@@ -126,7 +124,7 @@ async def test_fifty_clients_at_once_over_two_servers_are_all_answered(fleet: Fl
         assert page["data"][given["turn"]["seq"] - 2]["blocks"][0]["text"] == f"Number {number}."
 
 
-async def test_a_full_queue_lets_nobody_else_in(
+async def test_a_full_queue_refuses_further_clients(
     crowd: Crowd, strata_server: StrataServer, server_settings: Settings
 ) -> None:
     program, tenant = strata_server.program, strata_server.tenant
@@ -145,7 +143,7 @@ async def test_a_full_queue_lets_nobody_else_in(
     assert await crowd.answers() == ["Now."]
 
 
-async def test_a_waiter_that_died_is_waited_for_as_long_as_its_ticket_and_no_longer(
+async def test_a_dead_waiter_is_waited_for_only_until_its_ticket_expires(
     crowd: Crowd, strata_server: StrataServer
 ) -> None:
     program, tenant = strata_server.program, strata_server.tenant
@@ -158,7 +156,9 @@ async def test_a_waiter_that_died_is_waited_for_as_long_as_its_ticket_and_no_lon
     assert await crowd.answers() == ["Behind the dead."]
 
 
-async def test_who_does_not_want_to_wait_is_refused_while_others_do(crowd: Crowd, strata_server: StrataServer) -> None:
+async def test_a_client_that_does_not_wait_is_refused_while_others_wait(
+    crowd: Crowd, strata_server: StrataServer
+) -> None:
     program, tenant = strata_server.program, strata_server.tenant
     ticket = await program.store.enter_queue(tenant.id, crowd.conversation_id, limit=CLIENTS, seconds=60)
     await crowd.let_in()
@@ -169,7 +169,7 @@ async def test_who_does_not_want_to_wait_is_refused_while_others_do(crowd: Crowd
     assert text_of(after)
 
 
-async def test_who_supersedes_goes_before_those_who_wait(crowd: Crowd) -> None:
+async def test_a_superseding_turn_goes_before_waiting_ones(crowd: Crowd) -> None:
     await crowd.enter("One.")
     await crowd.enter("Two.")
     await crowd.enter("At once.", OnBusy.SUPERSEDE)
@@ -177,7 +177,7 @@ async def test_who_supersedes_goes_before_those_who_wait(crowd: Crowd) -> None:
     assert await crowd.answers() == ["At once.", "One.", "Two."]
 
 
-async def test_who_supersedes_ends_what_ran_when_it_came_and_not_what_a_newer_one_began(
+async def test_a_superseding_turn_ends_what_ran_when_it_came_and_not_a_newer_one(
     crowd: Crowd, strata_server: StrataServer
 ) -> None:
     store, tenant = strata_server.program.store, strata_server.tenant
@@ -199,7 +199,7 @@ async def test_who_supersedes_ends_what_ran_when_it_came_and_not_what_a_newer_on
     newer = await accept(store, tenant.id, user_input(crowd.conversation_id, "Newer.", ticket=ticket))
     while not knocks.empty():
         knocks.get_nowait()
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         await knocks.get()
         await knocks.get()
     assert await store.append_chunks(newer.lease, [], lease_seconds=60) is False
@@ -212,11 +212,11 @@ async def test_who_supersedes_ends_what_ran_when_it_came_and_not_what_a_newer_on
     assert await crowd.tickets() == 0
 
 
-async def test_a_server_that_stops_tells_those_who_wait(crowd: Crowd, strata_server: StrataServer) -> None:
+async def test_a_stopping_server_ends_waiting_requests(crowd: Crowd, strata_server: StrataServer) -> None:
     for text in ("One.", "Two."):
         await crowd.enter(text)
-    draining = asyncio.create_task(strata_server.program.running_turns.drain(PATIENCE_SECONDS))
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    draining = asyncio.create_task(strata_server.program.running_turns.drain(WAIT_SECONDS))
+    async with asyncio.timeout(WAIT_SECONDS):
         for task in crowd.waiting:
             with pytest.raises(ShuttingDown):
                 await task
@@ -226,15 +226,15 @@ async def test_a_server_that_stops_tells_those_who_wait(crowd: Crowd, strata_ser
     assert report.cancelled_count == 0
 
 
-async def test_a_waiter_whose_ticket_lapsed_draws_another(
+async def test_a_waiter_whose_ticket_expired_gets_another(
     strata_server: StrataServer, emulated: EmulatedProviders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.turns.queue._KEEP_SECONDS", 0.0)
     program, tenant = strata_server.program, strata_server.tenant
     conversation = await open_conversation(program.store, tenant.id, "gemini")
-    emulated.gemini.fails(FaultKind.SILENCE, after_chunks=3)
+    emulated.gemini.inject_fault(FaultKind.SILENCE, after_chunks=3)
     holder = await program.turn_service.take_turn(tenant.id, user_task(conversation.id))
-    await hear(holder, 2)
+    await read_events(holder, 2)
     waiting = asyncio.create_task(
         program.turn_service.take_turn(tenant.id, user_task(conversation.id, "Next.", on_busy=OnBusy.QUEUE))
     )
@@ -247,7 +247,7 @@ async def test_a_waiter_whose_ticket_lapsed_draws_another(
 
 
 async def _ticket_after(program: Program, known: int) -> int:
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         while True:
             async with program.database.connection() as connection:
                 ticket: int | None = await connection.fetchval("SELECT max(ticket) FROM waiting_turns")

@@ -1,9 +1,9 @@
-"""A whole turn waits for three round trips to the database, and as much at its hundredth as at its tenth.
+"""A whole turn waits for three round trips to the database, and its hundredth for as many as its tenth.
 
 A fourth one records the call while the provider works on it. Nothing waits for it.
 
-The server's connection goes through a proxy that reads the messages. Its announcements come on a connection of their
-own, which does not.
+The connection of the server goes through a proxy that parses the messages. Its notifications come on a separate
+connection, which does not.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from server.turns.request import TurnRequest
 from server.turns.running import RunningTurns
 from server.turns.service import TurnService
 from server.turns.tools import TurnLimits, TurnTools
-from tests.support.conversation_driver import PICTURE, PICTURE_BLOB, asks, tells
+from tests.support.conversation_driver import PICTURE, PICTURE_BLOB, text_reply, tool_reply
 from tests.support.emulators import BOTH, EmulatedProviders
 from tests.support.turn_service_driver import (
     WEATHER,
@@ -49,12 +49,12 @@ from tests.support.wire_proxy import WireProxy, open_proxy
 NEVER = 3600.0
 ROLES = "You know all that there is to know about the weather. " * 2000
 SLACK_BYTES = 400
-"""What two turns of the same size may differ by: numbers and signatures are as long as they are."""
+"""Tolerated difference between two turns of the same size: the length of numbers and signatures varies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrow:
-    """A turn service on a single connection, and the proxy that it goes through."""
+    """A turn service on a single connection, and its proxy."""
 
     proxy: WireProxy
     service: TurnService
@@ -88,7 +88,7 @@ async def narrow(
             notifications=notifications,
             observer=TurnTelemetry(Metrics(version="1"), tracing),
             folds=FOLDS,
-            # Nothing is flushed on the way.
+            # Nothing is flushed meanwhile.
             limits=TurnLimits(lease_seconds=NEVER, flush_seconds=NEVER),
         )
         yield Narrow(proxy=proxy, service=TurnService(tools, RunningTurns()), tenant_id=tenant.id)
@@ -103,19 +103,21 @@ async def _open(store: PostgresStore, tenant: Tenant, provider: str, roles: str 
 
 
 async def _warm_up(narrow: Narrow, store: PostgresStore, tenant: Tenant, provider: str) -> None:
-    """A statement that is new to a connection is prepared first."""
+    """Prepare the statements: one that is new to a connection is prepared first."""
     conversation_id = await _open(store, tenant, provider)
     await narrow.cost(user_task(conversation_id))
     await narrow.cost(user_task(conversation_id, blocks=(PICTURE,), blobs=(PICTURE_BLOB,)))
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_a_turn_is_four_round_trips_and_one_more_where_an_epoch_begins(
+async def test_a_turn_is_four_round_trips_and_one_more_if_an_epoch_begins(
     narrow: Narrow, store: PostgresStore, tenant: Tenant, emulated: EmulatedProviders, provider: str
 ) -> None:
     await _warm_up(narrow, store, tenant, provider)
     conversation_id = await _open(store, tenant, provider)
-    emulated[provider].says(tells("Hi."), asks("Oslo", "Bergen"), tells("Cold."), tells("A picture."))
+    emulated[provider].queue_replies(
+        text_reply("Hi."), tool_reply("Oslo", "Bergen"), text_reply("Cold."), text_reply("A picture.")
+    )
     trips, _, _ = await narrow.cost(user_task(conversation_id))
     assert trips == 5
     trips, _, asked = await narrow.cost(user_task(conversation_id, "Weather?"))
@@ -128,7 +130,7 @@ async def test_a_turn_is_four_round_trips_and_one_more_where_an_epoch_begins(
 
 
 async def _compact(store: PostgresStore, tenant: Tenant, conversation_id: str) -> None:
-    """Moves all but the last two turns out of the buffer, as a compaction does."""
+    """Move all but the last two turns out of the buffer, as a compaction does."""
     source = await store.load_payload_source(tenant.id, conversation_id)
     assert source.epoch is not None
     assert source.static_text is not None
@@ -164,19 +166,21 @@ async def test_the_hundredth_turn_reads_as_little_as_the_tenth(
     weights: dict[int, int] = {}
     fresh: dict[int, int] = {}
     for number in range(1, 51):
-        emulated[provider].says(asks("Oslo")) if number % 5 == 0 else emulated[provider].says(tells("Fine."))
+        emulated[provider].queue_replies(tool_reply("Oslo")) if number % 5 == 0 else emulated[provider].queue_replies(
+            text_reply("Fine.")
+        )
         _, weight, ended = await narrow.cost(user_task(conversation_id, f"Task {number:04d}."))
         (fresh if number % 5 == 1 else weights)[ended.turn.seq] = weight
         if number % 5 == 0:
-            emulated[provider].says(tells("Cold."))
+            emulated[provider].queue_replies(text_reply("Cold."))
             await answer_tools(narrow.service, tenant.id, ended)
             await _compact(store, tenant, conversation_id)
-    # The same place between two compactions, early and late.
+    # The same position between two compactions, early and late.
     place = sorted(weights)[5], sorted(weights)[-3]
     assert place[0] < 20
     assert place[1] > 100
     assert len(weights) == 40
     assert abs(weights[place[0]] - weights[place[1]]) <= SLACK_BYTES
-    # The assistant's instructions came with the first turn, the static text once after each compaction.
+    # The instructions were loaded with the first turn, the static text once after each compaction.
     assert all(weight < len(ROLES) / 4 for weight in weights.values())
     assert all(len(ROLES) < weight < len(ROLES) * 1.25 for weight in fresh.values())

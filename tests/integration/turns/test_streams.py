@@ -1,4 +1,4 @@
-"""Listening to turns: from any event, in any process, while they run and long after."""
+"""Streams of turns: from any event, in any process, while they run and long after."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,11 +18,11 @@ from server.turns.stored import StoredHandle
 from tests.conftest import StrataServer
 from tests.support.emulators import BOTH, EmulatedProviders
 from tests.support.turn_service_driver import (
-    PATIENCE_SECONDS,
+    WAIT_SECONDS,
     drain,
-    hear,
     open_conversation,
     read_all,
+    read_events,
     say,
     settle,
     user_task,
@@ -37,7 +37,7 @@ STORY = Reply(
 
 @pytest.fixture
 async def neighbour(
-    strata_server: StrataServer,  # noqa: ARG001  reason: it makes the tenant, after the tables were emptied
+    strata_server: StrataServer,  # noqa: ARG001  reason: it creates the tenant, after the tables were emptied
     server_settings: Settings,
     emulated: EmulatedProviders,
 ) -> AsyncIterator[Program]:
@@ -51,12 +51,12 @@ async def neighbour(
 
 @pytest.mark.parametrize("provider", BOTH)
 class TestReadingAgain:
-    async def test_gives_the_same_events_under_the_same_numbers(
+    async def test_gives_the_same_events_with_the_same_numbers(
         self, strata_server: StrataServer, neighbour: Program, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].says(STORY)
+        emulated[provider].queue_replies(STORY)
         live = await read_all(await program.turn_service.take_turn(tenant.id, user_task(conversation.id)))
         await settle(program)
         for elsewhere in (program, neighbour):
@@ -69,13 +69,13 @@ class TestReadingAgain:
         "kind",
         [FaultKind.CUT, FaultKind.OVERLOADED_MID_STREAM, FaultKind.EARLY_END, FaultKind.MALFORMED_JSON],
     )
-    async def test_gives_the_same_of_a_turn_that_failed(
+    async def test_gives_the_same_events_of_a_failed_turn(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str, kind: FaultKind
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].says(STORY)
-        emulated[provider].fails(kind, after_chunks=5)
+        emulated[provider].queue_replies(STORY)
+        emulated[provider].inject_fault(kind, after_chunks=5)
         live = await read_all(await program.turn_service.take_turn(tenant.id, user_task(conversation.id)))
         ended = live[-1][1]
         assert isinstance(ended, TurnEnded)
@@ -84,59 +84,59 @@ class TestReadingAgain:
         handle = await program.turn_service.follow_turn(tenant.id, conversation.id, 2)
         assert await read_all(handle) == live
 
-    async def test_works_when_the_bytes_are_gone(
+    async def test_works_when_the_bytes_are_deleted(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].says(STORY)
+        emulated[provider].queue_replies(STORY)
         live = await read_all(await program.turn_service.take_turn(tenant.id, user_task(conversation.id)))
         async with program.database.connection() as connection:
             await connection.execute("UPDATE calls SET raw_response = NULL")
         await settle(program)
         later = await read_all(await program.turn_service.follow_turn(tenant.id, conversation.id, 2))
         assert later[-1][1] == live[-1][1]
-        assert _said(later) == _said(live)
+        assert _text_of(later) == _text_of(live)
 
 
 @pytest.mark.parametrize("provider", BOTH)
 class TestAnotherProcess:
-    async def test_follows_a_running_turn_and_hears_its_end(
+    async def test_follows_a_running_turn_to_its_end(
         self, strata_server: StrataServer, neighbour: Program, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].says(STORY)
-        emulated[provider].fails(FaultKind.SILENCE, after_chunks=6)
+        emulated[provider].queue_replies(STORY)
+        emulated[provider].inject_fault(FaultKind.SILENCE, after_chunks=6)
         handle = await program.turn_service.take_turn(tenant.id, user_task(conversation.id))
         there = await neighbour.turn_service.follow_turn(tenant.id, conversation.id, handle.seq)
         assert isinstance(there, StoredHandle)
         reader = there.read()
-        heard: list[tuple[int, TurnEvent]] = []
-        while len(heard) < 3:
-            events = await reader.next(PATIENCE_SECONDS)
+        received: list[tuple[int, TurnEvent]] = []
+        while len(received) < 3:
+            events = await reader.next(WAIT_SECONDS)
             assert events
-            heard.extend(events)
+            received.extend(events)
         listening = asyncio.create_task(drain(reader))
         await neighbour.turn_service.cancel_turn(tenant.id, conversation.id)
-        heard.extend(await listening)
-        assert heard == await read_all(handle)
-        ended = heard[-1][1]
+        received.extend(await listening)
+        assert received == await read_all(handle)
+        ended = received[-1][1]
         assert isinstance(ended, TurnEnded)
         assert ended.turn.state is TurnState.CANCELLED
 
-    async def test_takes_over_from_any_event(
+    async def test_continues_from_any_event(
         self, strata_server: StrataServer, neighbour: Program, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].says(STORY)
-        emulated[provider].fails(FaultKind.SLOW)
+        emulated[provider].queue_replies(STORY)
+        emulated[provider].inject_fault(FaultKind.SLOW)
         handle = await program.turn_service.take_turn(tenant.id, user_task(conversation.id))
         there = await neighbour.turn_service.follow_turn(tenant.id, conversation.id, handle.seq)
         readers = [asyncio.create_task(read_all(there, after)) for after in range(4)]
         # Slow means seconds between chunks; half of the answer is enough here.
-        await hear(handle, 3)
+        await read_events(handle, 3)
         await program.turn_service.cancel_turn(tenant.id, conversation.id)
         live = await read_all(handle)
         for after, reading in enumerate(readers):
@@ -147,7 +147,7 @@ class TestAnotherProcess:
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].fails(FaultKind.SILENCE, after_chunks=3)
+        emulated[provider].inject_fault(FaultKind.SILENCE, after_chunks=3)
         request = user_task(conversation.id, idempotency_key="once")
         here = await program.turn_service.take_turn(tenant.id, request)
         there = await neighbour.turn_service.take_turn(tenant.id, request)
@@ -159,12 +159,12 @@ class TestAnotherProcess:
 
 
 class TestReadersOfOneTurn:
-    async def test_share_what_was_read_for_as_long_as_anybody_reads(
+    async def test_share_what_was_read_while_any_of_them_reads(
         self, strata_server: StrataServer, emulated: EmulatedProviders
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, "gemini")
-        emulated["gemini"].says(STORY)
+        emulated["gemini"].queue_replies(STORY)
         live = await read_all(await program.turn_service.take_turn(tenant.id, user_task(conversation.id)))
         await settle(program)
         handle = await program.turn_service.follow_turn(tenant.id, conversation.id, 2)
@@ -178,12 +178,12 @@ class TestReadersOfOneTurn:
         assert not handle.read().encodings
 
     @given(steps=st.lists(st.integers(min_value=0, max_value=6), max_size=4))
-    async def test_one_that_leaves_at_any_moment_takes_nothing_from_the_others(
+    async def test_one_that_leaves_at_any_moment_does_not_affect_the_others(
         self, steps: list[int], strata_server: StrataServer, emulated: EmulatedProviders
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, "anthropic")
-        emulated["anthropic"].says(STORY)
+        emulated["anthropic"].queue_replies(STORY)
         live = await read_all(await program.turn_service.take_turn(tenant.id, user_task(conversation.id)))
         await settle(program)
         handle = await program.turn_service.follow_turn(tenant.id, conversation.id, 2)
@@ -216,22 +216,22 @@ class TestTheLiveTurn:
         readers=st.lists(st.integers(min_value=0, max_value=25), min_size=1, max_size=5),
         data=st.data(),
     )
-    async def test_every_reader_hears_every_event_behind_its_place_once(
+    async def test_every_reader_gets_every_event_after_its_position_once(
         self, events: list[str], readers: list[int], data: st.DataObject
     ) -> None:
         live = LiveTurn(tenant_id="t", conversation_id="c", input_seq=1, seq=2)
         handle = LiveHandle(live=live)
         open_readers = [handle.read(after) for after in readers]
-        heard: list[list[tuple[int, TurnEvent]]] = [[] for _ in readers]
+        received: list[list[tuple[int, TurnEvent]]] = [[] for _ in readers]
         for text in events:
             live.append([TextDelta(text=text)])
             chosen = data.draw(st.integers(min_value=0, max_value=len(readers) - 1))
-            heard[chosen].extend(await open_readers[chosen].next(0) or ())
+            received[chosen].extend(await open_readers[chosen].next(0) or ())
         whole = list(enumerate(live.events, start=1))
-        for after, reader, got in zip(readers, open_readers, heard, strict=True):
+        for after, reader, got in zip(readers, open_readers, received, strict=True):
             got.extend(await reader.next(0) or ())
             assert got == whole[after:]
 
 
-def _said(events: list[tuple[int, TurnEvent]]) -> str:
+def _text_of(events: list[tuple[int, TurnEvent]]) -> str:
     return "".join(event.text for _, event in events if isinstance(event, TextDelta))

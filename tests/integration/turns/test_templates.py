@@ -1,4 +1,4 @@
-"""Templates on the way of a turn: the operator's own are used and archived, failures are recorded, args make epochs."""
+"""Templates in a turn: those of the operator are used and archived, failures are recorded, args start epochs."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def server_settings(server_settings: Settings, tmp_path: Path) -> Settings:
     )
 
 
-async def test_the_operators_template_is_sent_and_archived_with_the_epoch(
+async def test_the_template_of_the_operator_is_sent_and_archived_with_the_epoch(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
     program, tenant = strata_server.program, strata_server.tenant
@@ -45,7 +45,7 @@ async def test_the_operators_template_is_sent_and_archived_with_the_epoch(
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_an_instruction_that_fails_is_sent_as_it_is_and_recorded_on_the_call(
+async def test_a_failing_instruction_is_sent_as_source_and_recorded_on_the_call(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
     program, tenant = strata_server.program, strata_server.tenant
@@ -59,7 +59,7 @@ async def test_an_instruction_that_fails_is_sent_as_it_is_and_recorded_on_the_ca
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_other_args_begin_an_epoch_with_the_text_that_they_make(
+async def test_other_args_begin_an_epoch_with_their_text(
     strata_server: StrataServer, emulated: EmulatedProviders, provider: str
 ) -> None:
     program, tenant = strata_server.program, strata_server.tenant
@@ -77,7 +77,7 @@ async def test_other_args_begin_an_epoch_with_the_text_that_they_make(
     assert [row["reason"] for row in rows] == ["started", "arguments_changed"]
 
 
-async def test_a_turn_that_gets_no_worker_fails_with_the_reason_and_the_next_one_renders(
+async def test_a_turn_without_a_worker_fails_with_the_reason_and_the_next_one_renders(
     strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
     program, tenant = strata_server.program, strata_server.tenant
@@ -88,7 +88,7 @@ async def test_a_turn_that_gets_no_worker_fails_with_the_reason_and_the_next_one
     assert (ended.turn.state, ended.turn.error_code) == (TurnState.FAILED, "template_workers_busy")
     assert emulated.gemini.requests() == []
 
-    # The worker is free, and its process takes as long to start as it likes.
+    # The worker is free, and starting its process may take any time.
     ended = await say(program.turn_service, tenant.id, user_task(conversation.id))
 
     assert ended.turn.state is TurnState.COMPLETE

@@ -32,9 +32,9 @@ from tests.support.emulators import BOTH, MODELS, EmulatedProviders
 from tests.support.turn_service_driver import (
     answer_tools,
     calls_of,
-    hear,
     open_conversation,
     read_all,
+    read_events,
     say,
     text_of,
     tool_results,
@@ -55,7 +55,7 @@ class TestATurn:
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].says(Reply(thinking="Hm.", text="Once upon a time."))
+        emulated[provider].queue_replies(Reply(thinking="Hm.", text="Once upon a time."))
         ended = await say(program.turn_service, tenant.id, user_task(conversation.id))
         assert ended.turn.state is TurnState.COMPLETE
         assert ended.turn.stop_reason is StopReason.END_TURN
@@ -81,26 +81,26 @@ class TestATurn:
         sent = emulated[provider].requests()[-1]["body"]
         assert json.dumps("Tell me a story.") in json.dumps(sent)
 
-    async def test_tells_its_events_in_order_and_ends_once(
+    async def test_has_its_events_in_order_and_one_end(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].says(Reply(text="One two three four five."))
+        emulated[provider].queue_replies(Reply(text="One two three four five."))
         handle = await program.turn_service.take_turn(tenant.id, user_task(conversation.id))
         events = await read_all(handle)
         assert [number for number, _ in events] == list(range(1, len(events) + 1))
         assert isinstance(events[0][1], TurnStarted)
         assert [index for index, (_, event) in enumerate(events) if isinstance(event, TurnEnded)] == [len(events) - 1]
-        said = "".join(event.text for _, event in events if isinstance(event, TextDelta))
-        assert said == "One two three four five."
+        streamed = "".join(event.text for _, event in events if isinstance(event, TextDelta))
+        assert streamed == "One two three four five."
 
-    async def test_a_tool_loop_goes_on_until_the_model_is_done(
+    async def test_a_tool_loop_continues_until_the_model_is_done(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].says(CALL, CALL, Reply(text="Cold in Oslo."))
+        emulated[provider].queue_replies(CALL, CALL, Reply(text="Cold in Oslo."))
         asked = await say(program.turn_service, tenant.id, user_task(conversation.id, "Weather in Oslo?"))
         assert asked.turn.stop_reason is StopReason.TOOL_USE
         assert asked.conversation.state is ConversationState.AWAITING_TOOLS
@@ -115,7 +115,7 @@ class TestATurn:
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].says(CALL)
+        emulated[provider].queue_replies(CALL)
         asked = await say(program.turn_service, tenant.id, user_task(conversation.id, "Weather?"))
         with pytest.raises(HistoryRuleBroken) as refused:
             await program.turn_service.take_turn(tenant.id, user_task(conversation.id, "Never mind."))
@@ -123,12 +123,12 @@ class TestATurn:
         page = await program.store.list_turns(tenant.id, conversation.id)
         assert [turn.seq for turn in page.items] == [1, 2]
 
-    async def test_an_abandoned_call_is_answered_for_the_model(
+    async def test_an_abandoned_call_has_a_result_for_the_model(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].says(CALL, Reply(text="Fine."))
+        emulated[provider].queue_replies(CALL, Reply(text="Fine."))
         await say(program.turn_service, tenant.id, user_task(conversation.id, "Weather?"))
         ended = await say(
             program.turn_service, tenant.id, user_task(conversation.id, "Never mind.", abandons_calls=True)
@@ -142,7 +142,7 @@ class TestATurn:
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].says(CALL, Reply(text="It broke."))
+        emulated[provider].queue_replies(CALL, Reply(text="It broke."))
         asked = await say(program.turn_service, tenant.id, user_task(conversation.id, "Weather?"))
         (call_id,) = calls_of(asked)
         block = ToolResultBlock(tool_call_id=call_id, output="out of service", is_error=True)
@@ -168,12 +168,12 @@ class TestATurn:
             assert await connection.fetchval("SELECT count(*) FROM blobs") == 1
         assert json.dumps(emulated[provider].requests()[-1]["body"]).count("image/png") == 3
 
-    async def test_a_passing_fault_is_retried_and_every_attempt_kept(
+    async def test_a_transient_fault_is_retried_and_every_attempt_is_stored(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].fails(FaultKind.RATE_LIMITED, times=2, retry_after_seconds=0.01)
+        emulated[provider].inject_fault(FaultKind.RATE_LIMITED, times=2, retry_after_seconds=0.01)
         ended = await say(program.turn_service, tenant.id, user_task(conversation.id))
         assert ended.turn.state is TurnState.COMPLETE
         assert ended.turn.attempt == 3
@@ -183,12 +183,12 @@ class TestATurn:
         assert [end.error_code for end in ends] == ["provider_rate_limited", "provider_rate_limited", None]
         assert all(end.raw_response for end in ends)
 
-    async def test_a_fault_in_the_middle_fails_the_turn_and_keeps_what_came(
+    async def test_a_fault_in_the_middle_fails_the_turn_and_keeps_what_had_arrived(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].fails(FaultKind.CUT, after_chunks=4)
+        emulated[provider].inject_fault(FaultKind.CUT, after_chunks=4)
         handle = await program.turn_service.take_turn(tenant.id, user_task(conversation.id))
         events = await read_all(handle)
         ended = await handle.wait()
@@ -200,12 +200,12 @@ class TestATurn:
         assert after.turn.state is TurnState.COMPLETE
 
     @pytest.mark.parametrize("kind", [FaultKind.BAD_AUTH, FaultKind.EMPTY_STOP])
-    async def test_a_lasting_fault_fails_the_turn_and_the_conversation_goes_on(
+    async def test_a_permanent_fault_fails_the_turn_and_the_conversation_continues(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str, kind: FaultKind
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].fails(kind, times=4)
+        emulated[provider].inject_fault(kind, times=4)
         failed = await say(program.turn_service, tenant.id, user_task(conversation.id, "First."))
         assert failed.turn.state is TurnState.FAILED
         emulated[provider].state.faults.clear()
@@ -215,15 +215,15 @@ class TestATurn:
         assert "First." in sent
         assert "Second." in sent
 
-    async def test_a_cancelled_turn_keeps_what_came_and_the_next_one_works(
+    async def test_a_cancelled_turn_keeps_what_had_arrived_and_the_next_one_works(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].says(Reply(thinking="Let me think.", text="One two three four five six seven."))
-        emulated[provider].fails(FaultKind.SILENCE, after_chunks=5)
+        emulated[provider].queue_replies(Reply(thinking="Let me think.", text="One two three four five six seven."))
+        emulated[provider].inject_fault(FaultKind.SILENCE, after_chunks=5)
         handle = await program.turn_service.take_turn(tenant.id, user_task(conversation.id))
-        await hear(handle, 4)
+        await read_events(handle, 4)
         cancelled = await (await program.turn_service.cancel_turn(tenant.id, conversation.id)).wait()
         assert cancelled.turn.state is TurnState.CANCELLED
         assert cancelled.turn.stop_reason is StopReason.ABORTED
@@ -233,23 +233,23 @@ class TestATurn:
         after = await say(program.turn_service, tenant.id, user_task(conversation.id, "Go on."))
         assert after.turn.state is TurnState.COMPLETE
 
-    async def test_a_turn_cancelled_before_anything_came_is_no_obstacle(
+    async def test_a_turn_cancelled_before_anything_arrived_does_not_block_the_next(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].fails(FaultKind.SILENCE, after_chunks=0)
+        emulated[provider].inject_fault(FaultKind.SILENCE, after_chunks=0)
         handle = await program.turn_service.take_turn(tenant.id, user_task(conversation.id))
         with pytest.raises(TurnNotRunning):
             await program.turn_service.cancel_turn(tenant.id, conversation.id, handle.seq + 2)
         await program.turn_service.cancel_turn(tenant.id, conversation.id, handle.seq)
         assert (await handle.wait()).turn.state is TurnState.CANCELLED
-        # The call may not even have left.
+        # The call may not have been sent at all.
         emulated[provider].state.faults.clear()
         after = await say(program.turn_service, tenant.id, user_task(conversation.id, "Go on."))
         assert after.turn.state is TurnState.COMPLETE
 
-    async def test_whoever_asked_may_go_away(
+    async def test_the_requesting_task_may_be_cancelled(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
@@ -279,7 +279,7 @@ class TestASecondWriter:
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].fails(FaultKind.SILENCE)
+        emulated[provider].inject_fault(FaultKind.SILENCE)
         handle = await program.turn_service.take_turn(tenant.id, user_task(conversation.id))
         with pytest.raises(ConversationBusy) as busy:
             await program.turn_service.take_turn(tenant.id, user_task(conversation.id, "Me too."))
@@ -292,9 +292,9 @@ class TestASecondWriter:
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].fails(FaultKind.SILENCE, after_chunks=3)
+        emulated[provider].inject_fault(FaultKind.SILENCE, after_chunks=3)
         first = await program.turn_service.take_turn(tenant.id, user_task(conversation.id))
-        await hear(first, 2)
+        await read_events(first, 2)
         second = await program.turn_service.take_turn(
             tenant.id, user_task(conversation.id, "This instead.", on_busy=OnBusy.SUPERSEDE)
         )
@@ -302,7 +302,7 @@ class TestASecondWriter:
         assert (await second.wait()).turn.state is TurnState.COMPLETE
         assert second.seq == first.seq + 2
 
-    async def test_a_stale_client_is_told_so(self, strata_server: StrataServer, provider: str) -> None:
+    async def test_a_stale_client_is_refused(self, strata_server: StrataServer, provider: str) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
         ended = await say(program.turn_service, tenant.id, user_task(conversation.id))
@@ -314,7 +314,7 @@ class TestASecondWriter:
 
 @pytest.mark.parametrize("provider", BOTH)
 class TestADuplicate:
-    async def test_of_a_finished_turn_gives_the_same_turn_and_asks_nobody(
+    async def test_of_a_finished_turn_gives_the_same_turn_without_a_call(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
@@ -329,13 +329,13 @@ class TestADuplicate:
         with pytest.raises(IdempotencyKeyReused):
             await program.turn_service.take_turn(tenant.id, user_task(conversation.id, "Other.", idempotency_key="k"))
 
-    async def test_of_a_running_turn_hears_its_events(
+    async def test_of_a_running_turn_gets_its_events(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, provider)
-        emulated[provider].says(Reply(text="One two three four five six seven."))
-        emulated[provider].fails(FaultKind.SILENCE, after_chunks=4)
+        emulated[provider].queue_replies(Reply(text="One two three four five six seven."))
+        emulated[provider].inject_fault(FaultKind.SILENCE, after_chunks=4)
         request = user_task(conversation.id, idempotency_key="k")
         first = await program.turn_service.take_turn(tenant.id, request)
         again = await program.turn_service.take_turn(tenant.id, request)
@@ -345,7 +345,7 @@ class TestADuplicate:
         one, two = await listening
         assert one == two
 
-    async def test_without_a_key_is_recognised_where_it_says_so(
+    async def test_without_a_key_is_recognised_if_it_is_declared(
         self, strata_server: StrataServer, emulated: EmulatedProviders, provider: str
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
@@ -376,12 +376,12 @@ class TestLayers:
         assert ["water the plants" in json.dumps(content[0]) for content in tasks] == [True, True]
         assert [content[-1]["text"] for content in tasks] == ["First.", "Second."]
 
-    async def test_claude_hears_of_a_changed_context_within_a_tool_loop_and_of_nothing_else(
+    async def test_claude_gets_a_changed_context_within_a_tool_loop_and_nothing_else(
         self, strata_server: StrataServer, emulated: EmulatedProviders
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, "anthropic")
-        emulated.anthropic.says(CALL, CALL, Reply(text="Done."))
+        emulated.anthropic.queue_replies(CALL, CALL, Reply(text="Done."))
         asked = await say(program.turn_service, tenant.id, user_task(conversation.id, "Weather?"))
         asked = await say(program.turn_service, tenant.id, tool_results(conversation.id, calls_of(asked)))
         change = ConversationChange(context={"todos": ["new"]})
@@ -399,7 +399,7 @@ class TestLayers:
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
         conversation = await open_conversation(program.store, tenant.id, "anthropic")
-        emulated.anthropic.says(CALL, Reply(text="Done."), Reply(text="Arr."))
+        emulated.anthropic.queue_replies(CALL, Reply(text="Done."), Reply(text="Arr."))
         asked = await say(program.turn_service, tenant.id, user_task(conversation.id, "Weather?"))
         pirate = definition(
             provider="anthropic",
@@ -419,7 +419,7 @@ class TestLayers:
             reasons = await connection.fetch("SELECT reason FROM epochs ORDER BY number")
         assert [row["reason"] for row in reasons] == [EpochReason.STARTED, EpochReason.ASSISTANT_CHANGED]
 
-    async def test_the_static_text_is_the_same_to_the_byte_within_an_epoch(
+    async def test_the_static_text_is_identical_within_an_epoch(
         self, strata_server: StrataServer, emulated: EmulatedProviders
     ) -> None:
         program, tenant = strata_server.program, strata_server.tenant
@@ -448,7 +448,7 @@ class TestWithoutTheProvider:
         assert ended.turn.attempt is None
 
 
-async def test_a_static_text_that_was_let_go_while_loading_is_read_again(
+async def test_a_static_text_that_was_evicted_while_loading_is_loaded_again(
     strata_server: StrataServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, tenant = strata_server.program, strata_server.tenant

@@ -15,16 +15,16 @@ from server.providers.choice import GEMINI
 from tests.conftest import StrataServer
 from tests.support.builders import accept, user_input
 from tests.support.compaction_driver import NARROW
-from tests.support.conversation_driver import Walk, begin_walk, tells
+from tests.support.conversation_driver import ConversationDriver, start_driver, text_reply
 from tests.support.emulators import EmulatedProviders
 
 
 @pytest.fixture
-async def walk(strata_server: StrataServer, emulated: EmulatedProviders) -> Walk:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI, settings=NARROW)
+async def driver(strata_server: StrataServer, emulated: EmulatedProviders) -> ConversationDriver:
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, GEMINI, settings=NARROW)
     for number in range(3):
-        await walk.task(f"Task {number}.", tells("Done."))
-    return walk
+        await driver.task(f"Task {number}.", text_reply("Done."))
+    return driver
 
 
 @pytest.fixture
@@ -51,8 +51,10 @@ async def list_rows(audit: Audit) -> list[tuple[str, str | None, Outcome, Mappin
     return [(entry.action, entry.object_id, entry.outcome, entry.details) for entry in reversed(page.items)]
 
 
-async def test_an_action_is_recorded_with_its_result(actions: ConversationActions, audit: Audit, walk: Walk) -> None:
-    conversation_id = walk.conversation_id
+async def test_an_action_is_recorded_with_its_result(
+    actions: ConversationActions, audit: Audit, driver: ConversationDriver
+) -> None:
+    conversation_id = driver.conversation_id
     made = await actions.fork(conversation_id, 2)
     compacted = await actions.compact(conversation_id, force=True)
     await actions.undo_compaction(conversation_id)
@@ -69,15 +71,15 @@ async def test_an_action_is_recorded_with_its_result(actions: ConversationAction
     assert len(lines) > 10
 
 
-async def test_an_action_that_fails_is_recorded_with_its_error_code(
-    actions: ConversationActions, audit: Audit, walk: Walk
+async def test_a_failed_action_is_recorded_with_its_error_code(
+    actions: ConversationActions, audit: Audit, driver: ConversationDriver
 ) -> None:
-    conversation_id = walk.conversation_id
+    conversation_id = driver.conversation_id
     with pytest.raises(TurnNotRunning):
         await actions.cancel(conversation_id)
     with pytest.raises(CompactionNotFound):
         await actions.undo_compaction(conversation_id)
-    await accept(walk.program.store, audit.tenant_id, user_input(conversation_id))
+    await accept(driver.program.store, audit.tenant_id, user_input(conversation_id))
     with pytest.raises(ConversationBusy):
         await actions.erase(conversation_id)
     with pytest.raises(ConversationBusy):
@@ -94,9 +96,9 @@ async def test_an_action_that_fails_is_recorded_with_its_error_code(
 
 
 async def test_a_dry_run_changes_nothing_and_leaves_no_row(
-    actions: ConversationActions, audit: Audit, walk: Walk
+    actions: ConversationActions, audit: Audit, driver: ConversationDriver
 ) -> None:
-    assert (await actions.erase(walk.conversation_id, dry_run=True)).rows["turns"] == 6
-    assert (await actions.compact(walk.conversation_id, force=True, dry_run=True)).is_dry_run
-    assert len(await walk.turns()) == 6
+    assert (await actions.erase(driver.conversation_id, dry_run=True)).rows["turns"] == 6
+    assert (await actions.compact(driver.conversation_id, force=True, dry_run=True)).is_dry_run
+    assert len(await driver.turns()) == 6
     assert await list_rows(audit) == []

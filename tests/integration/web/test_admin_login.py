@@ -1,4 +1,4 @@
-"""Who gets into the pages and who does not, over HTTP."""
+"""Access to the pages over HTTP."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ async def operator(strata_server: StrataServer) -> AsyncIterator[Operator]:
         yield opened
 
 
-# --- getting in
+# --- logging in
 
 
 async def test_a_session_opens_every_page_and_nothing_else_does(
@@ -40,7 +40,7 @@ async def test_a_session_opens_every_page_and_nothing_else_does(
     assert bearer.status_code == 303
     assert (await operator.log_in(strata_server.admin_key)).status_code == 303
     assert [(await operator.get(path)).status_code for path in PAGES] == [200] * len(PAGES)
-    # The cookie is for people; the routes of programs take keys.
+    # The cookie is for the pages; the routes of the API require keys.
     assert (await operator.get("/admin/api/keys")).status_code == 401
 
 
@@ -51,7 +51,7 @@ async def test_a_client_key_never_opens_a_page(strata_server: StrataServer, oper
     assert (await operator.get("/admin")).status_code == 303
 
 
-async def test_the_database_holds_no_token_and_the_page_no_key(
+async def test_the_database_has_no_token_and_the_page_no_key(
     strata_server: StrataServer, operator: Operator, database: Database
 ) -> None:
     await operator.log_in(strata_server.admin_key)
@@ -80,7 +80,7 @@ async def test_neither_key_nor_token_is_ever_logged(strata_server: StrataServer,
     assert (await admin_key_of(strata_server)).id in written
 
 
-async def test_the_cookie_is_for_the_pages_alone_and_secure_behind_tls(
+async def test_the_cookie_is_for_the_pages_only_and_secure_with_tls(
     database: Database, server_settings: Settings
 ) -> None:
     settings = server_settings.model_copy(update={"trusted_proxies": (IPv4Network("127.0.0.0/8"),)})
@@ -91,7 +91,7 @@ async def test_the_cookie_is_for_the_pages_alone_and_secure_behind_tls(
         )
         async with open_operator(url) as operator:
             plain = await operator.log_in(text)
-            # The first is what the client claims, the second what the proxy saw and adds in a header of its own.
+            # The first is what the client claims, the second what the proxy adds in a separate header.
             forwarded = [("x-forwarded-for", "10.0.0.9"), ("x-forwarded-for", "192.0.2.7")]
             operator.client.headers = httpx2.Headers([*operator.client.headers.multi_items(), *forwarded])
             tls = await operator.log_in(text, **{"x-forwarded-proto": "https"})
@@ -104,7 +104,7 @@ async def test_the_cookie_is_for_the_pages_alone_and_secure_behind_tls(
     assert key.tenant_id == tenant.id
 
 
-async def test_forwarded_headers_of_strangers_are_not_believed(
+async def test_forwarded_headers_of_untrusted_clients_are_ignored(
     strata_server: StrataServer, operator: Operator, database: Database
 ) -> None:
     answer = await operator.log_in(
@@ -115,7 +115,7 @@ async def test_forwarded_headers_of_strangers_are_not_believed(
         assert await connection.fetchval("SELECT address FROM audit_log WHERE action = 'login'") == "127.0.0.1"
 
 
-async def test_logging_in_again_ends_the_session_before(strata_server: StrataServer, operator: Operator) -> None:
+async def test_logging_in_again_ends_the_previous_session(strata_server: StrataServer, operator: Operator) -> None:
     await operator.log_in(strata_server.admin_key)
     before = operator.client.cookies["strata_admin"]
     await operator.log_in(strata_server.admin_key)
@@ -128,19 +128,19 @@ async def test_logging_in_again_ends_the_session_before(strata_server: StrataSer
 @pytest.mark.parametrize(
     "goal", ["https://evil.example/", "//evil.example", "/\\evil", "/admin/login", "/v1", "/adminx", "/admin/ö"]
 )
-def test_nobody_is_sent_to_a_stranger(goal: str) -> None:
+def test_a_login_never_redirects_to_another_site(goal: str) -> None:
     assert own_page(goal) == "/admin"
 
 
-def test_a_page_of_ours_is_gone_on_to() -> None:
+def test_a_login_redirects_to_the_requested_page() -> None:
     for goal in ("/admin", "/admin/keys", "/admin/audit?action=login&key=key_x", "/admin?x=//y"):
         assert own_page(goal) == goal
 
 
-# --- getting out
+# --- logging out
 
 
-async def test_logging_out_ends_the_session_for_all_who_have_the_cookie(
+async def test_logging_out_ends_the_session_for_every_copy_of_the_cookie(
     strata_server: StrataServer, operator: Operator, database: Database
 ) -> None:
     await operator.log_in(strata_server.admin_key)
@@ -154,7 +154,7 @@ async def test_logging_out_ends_the_session_for_all_who_have_the_cookie(
 
 async def test_a_session_ends_at_once_with_its_key(strata_server: StrataServer, operator: Operator) -> None:
     await operator.log_in(strata_server.admin_key)
-    # By another process, of which this one hears nothing but through the database.
+    # By another process, which this one learns only through the database.
     await strata_server.key_ring.revoke_key((await admin_key_of(strata_server)).id)
     answer = await operator.get("/admin/keys")
     assert (answer.status_code, answer.headers["location"]) == (303, "/admin/login?goal=/admin/keys")
@@ -170,7 +170,7 @@ async def test_a_session_ends_at_once_with_its_key(strata_server: StrataServer, 
         "UPDATE api_keys SET scopes = '{client}'",
     ],
 )
-async def test_rest_age_and_the_end_of_the_key_end_a_session(
+async def test_idle_time_age_and_the_end_of_the_key_end_a_session(
     strata_server: StrataServer, operator: Operator, database: Database, change: str
 ) -> None:
     await operator.log_in(strata_server.admin_key)
@@ -180,7 +180,7 @@ async def test_rest_age_and_the_end_of_the_key_end_a_session(
     assert (await operator.get("/admin")).status_code == 303
 
 
-async def test_a_visit_keeps_a_session_from_resting(
+async def test_a_request_resets_the_idle_time_of_a_session(
     strata_server: StrataServer, operator: Operator, database: Database
 ) -> None:
     await operator.log_in(strata_server.admin_key)
@@ -194,7 +194,7 @@ async def test_a_visit_keeps_a_session_from_resting(
 
 
 @pytest.mark.parametrize("token", [None, "", "0" * 64, "ä"])
-async def test_a_form_without_the_sessions_own_token_does_nothing(
+async def test_a_form_without_the_token_of_the_session_has_no_effect(
     strata_server: StrataServer, operator: Operator, token: str | None
 ) -> None:
     await operator.log_in(strata_server.admin_key)
@@ -208,7 +208,7 @@ async def test_a_form_without_the_sessions_own_token_does_nothing(
     assert (await admin_key_of(strata_server)).revoked_at is None
 
 
-async def test_the_token_of_another_session_is_not_taken(strata_server: StrataServer, operator: Operator) -> None:
+async def test_the_token_of_another_session_is_refused(strata_server: StrataServer, operator: Operator) -> None:
     await operator.log_in(strata_server.admin_key)
     async with open_operator(strata_server.url) as other:
         await other.log_in(strata_server.admin_key)
@@ -227,7 +227,7 @@ async def test_the_token_of_another_session_is_not_taken(strata_server: StrataSe
         {"sec-fetch-site": "none"},
     ],
 )
-async def test_a_form_of_another_site_does_nothing(
+async def test_a_form_of_another_site_has_no_effect(
     strata_server: StrataServer, operator: Operator, headers: dict[str, str]
 ) -> None:
     assert (await operator.send("/admin/login", {"key": strata_server.admin_key}, **headers)).status_code == 403
@@ -237,7 +237,7 @@ async def test_a_form_of_another_site_does_nothing(
     assert (await operator.get("/admin")).status_code == 200
 
 
-async def test_the_token_may_come_in_a_header(strata_server: StrataServer, operator: Operator) -> None:
+async def test_the_token_may_be_in_a_header(strata_server: StrataServer, operator: Operator) -> None:
     await operator.log_in(strata_server.admin_key)
     answer = await operator.send("/admin/logout", {"x": "y"}, **{"x-csrf-token": await operator.csrf_token()})
     assert answer.status_code == 303
@@ -254,7 +254,7 @@ async def test_the_token_may_come_in_a_header(strata_server: StrataServer, opera
         (b"", "application/x-www-form-urlencoded", 401),
     ],
 )
-async def test_a_form_that_is_none_is_refused_as_such(
+async def test_an_invalid_form_is_refused_as_such(
     strata_server: StrataServer, operator: Operator, content: bytes, media_type: str, status: int
 ) -> None:
     headers = {"origin": strata_server.url, "content-type": media_type}
@@ -266,7 +266,7 @@ async def test_a_form_that_is_none_is_refused_as_such(
 # --- lock-out
 
 
-async def test_wrong_secrets_are_slowed_down_and_the_owner_gets_in_all_the_same(
+async def test_wrong_secrets_are_delayed_and_the_owner_can_still_log_in(
     strata_server: StrataServer, operator: Operator, database: Database
 ) -> None:
     await operator.log_in(strata_server.admin_key)
@@ -281,7 +281,7 @@ async def test_wrong_secrets_are_slowed_down_and_the_owner_gets_in_all_the_same(
         assert 800 < int(locked.headers["retry-after"]) <= 900
         assert "Try again in 15 minutes" in locked.text
         assert "set-cookie" not in locked.headers
-        # From the same address, as behind a shared one, while wrong secrets have to wait.
+        # From the same address, as with a shared one, while wrong secrets have to wait.
         assert (await other.log_in(strata_server.admin_key)).status_code == 303
         assert (await operator.get("/admin")).status_code == 200
     # Five failures are audited, the last of them with the lock; failures during the lock are not.
@@ -298,7 +298,7 @@ async def test_wrong_secrets_are_slowed_down_and_the_owner_gets_in_all_the_same(
         assert await connection.fetchval("SELECT count(*) FROM login_failures") == 0
 
 
-async def test_a_failure_is_told_to_the_tenant_whose_key_it_claims(
+async def test_a_failure_is_logged_for_the_tenant_whose_key_it_claims(
     strata_server: StrataServer, operator: Operator, database: Database
 ) -> None:
     await operator.log_in(issue_key_text((await admin_key_of(strata_server)).id))

@@ -1,4 +1,4 @@
-"""The pages over HTTP: what every answer carries, and what is shown to whom."""
+"""The pages over HTTP: the headers of every response, and what is visible to whom."""
 
 import hashlib
 import re
@@ -28,10 +28,10 @@ async def operator(strata_server: StrataServer) -> AsyncIterator[Operator]:
         yield opened
 
 
-# --- what every answer carries
+# --- headers of every response
 
 
-async def test_every_page_has_the_headers_and_no_script_or_style_of_its_own(
+async def test_every_page_has_the_headers_and_no_inline_script_or_style(
     strata_server: StrataServer, operator: Operator
 ) -> None:
     answers = [await operator.get("/admin/login"), await operator.get("/admin/nowhere")]
@@ -54,7 +54,7 @@ async def test_every_page_has_the_headers_and_no_script_or_style_of_its_own(
     assert [answer.status_code for answer in answers] == [200, 404, 401, *[200] * (len(PAGES) + 1), 404, 400]
 
 
-async def test_assets_are_kept_for_ever_under_their_hash_and_under_no_other(operator: Operator) -> None:
+async def test_assets_are_cached_for_ever_under_their_hash_and_under_no_other(operator: Operator) -> None:
     assert {"htmx.min.js", "admin.css", "theme.js", "icon.svg"} <= set(ASSETS)
     for asset in ASSETS.values():
         answer = await operator.get(asset.url)
@@ -68,7 +68,7 @@ async def test_assets_are_kept_for_ever_under_their_hash_and_under_no_other(oper
 
 
 @pytest.mark.parametrize("name", ["htmx.min.js", "uplot.min.js", "uplot.min.css"])
-def test_what_comes_from_others_is_the_file_that_is_noted(name: str) -> None:
+def test_third_party_assets_are_the_recorded_files(name: str) -> None:
     (noted,) = [line for line in (STATIC / "VENDORED.md").read_text().splitlines() if f"| `{name}` |" in line]
     assert hashlib.sha256((STATIC / name).read_bytes()).hexdigest() in noted
     licences = re.findall(r"`(\w+\.LICENSE\.txt)`", (STATIC / "VENDORED.md").read_text())
@@ -76,7 +76,7 @@ def test_what_comes_from_others_is_the_file_that_is_noted(name: str) -> None:
     assert all((STATIC / licence).is_file() for licence in licences)
 
 
-async def test_programs_get_problems_where_browsers_get_pages(strata_server: StrataServer) -> None:
+async def test_api_clients_get_problems_where_browsers_get_pages(strata_server: StrataServer) -> None:
     async with httpx2.AsyncClient(base_url=strata_server.url) as client:
         for path, status, code in (("/admin", 401, "session_ended"), ("/admin/nowhere", 404, "route_not_found")):
             answer = await client.get(path)
@@ -89,7 +89,9 @@ async def test_programs_get_problems_where_browsers_get_pages(strata_server: Str
         assert api.headers["content-type"] == "application/problem+json"
 
 
-async def test_htmx_is_led_to_the_login_and_shown_errors_whole(strata_server: StrataServer, operator: Operator) -> None:
+async def test_htmx_is_redirected_to_the_login_and_shows_whole_errors(
+    strata_server: StrataServer, operator: Operator
+) -> None:
     answer = await operator.get("/admin/audit?action=login", **{"hx-request": "true"})
     assert answer.status_code == 401
     assert answer.headers["hx-redirect"] == "/admin/login?goal=/admin/audit%3Faction%3Dlogin"
@@ -98,13 +100,13 @@ async def test_htmx_is_led_to_the_login_and_shown_errors_whole(strata_server: St
     assert (answer.status_code, answer.headers["hx-retarget"]) == (400, "main")
 
 
-# --- what is shown
+# --- content
 
 
 HOSTILE = "\"><script>alert(1)</script>{{7*7}}'\x00\x1b[31m\u202e\ud83d</td>&amp;"
 
 
-async def test_whatever_somebody_wrote_is_shown_and_never_run(strata_server: StrataServer, operator: Operator) -> None:
+async def test_any_text_is_shown_and_never_executed(strata_server: StrataServer, operator: Operator) -> None:
     key, _ = await strata_server.key_ring.create_key(
         tenant_id=strata_server.tenant.id, name=HOSTILE, scopes=frozenset({Scope.CLIENT}), expires_at=None
     )
@@ -140,7 +142,7 @@ async def test_keys_and_the_log_of_another_tenant_do_not_exist(
     assert ("key.revoke", "done", key.id) not in await audited(database)
 
 
-async def test_revoking_is_told_wherever_it_is_done(
+async def test_revoking_is_logged_from_everywhere(
     strata_server: StrataServer, operator: Operator, database: Database
 ) -> None:
     made = [

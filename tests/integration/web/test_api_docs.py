@@ -1,4 +1,4 @@
-"""The page about the API tells the truth: its examples run, and its routes and events are all there are."""
+"""The guide on the API is correct: its examples run, and its routes and events are complete."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ EXPORTED = {
     "KEY": r'"id":"(key_\w+)"',
     "REPLAY": r'"id":"(replay_\w+)"',
 }
-"""What the page tells its reader to export, and where it is found."""
+"""The variables that the page exports, and where they come from."""
 
 
 def test_every_route_has_a_section_and_every_section_a_route() -> None:
@@ -42,7 +42,7 @@ def test_every_route_has_a_section_and_every_section_a_route() -> None:
     assert written == served
 
 
-def test_the_events_are_told_as_the_server_tells_them() -> None:
+def test_the_documented_events_are_those_of_the_server() -> None:
     section = PAGE.partition("### Events")[2].partition("\n### ")[0]
     assert re.findall(r"^\| `([a-z_.]+)` \| (.*) \|$", section, re.MULTILINE) == list(EVENTS.items())
 
@@ -60,12 +60,12 @@ async def test_the_examples_work_in_their_order(
         "ADMIN_KEY": strata_server.admin_key,
         "SHA256": GIF_SHA256,
     }
-    emulated.gemini.says(ASKS)
+    emulated.gemini.queue_replies(ASKS)
     examples = re.findall(r"```sh\n(curl.*?)```", PAGE, re.DOTALL)
     assert len(examples) == 57
     for example in examples:
         if "respond-async" in example:
-            emulated.gemini.fails(FaultKind.SILENCE, after_chunks=1)
+            emulated.gemini.inject_fault(FaultKind.SILENCE, after_chunks=1)
         printed = await run(example, known, tmp_path)
         for name, pattern in EXPORTED.items():
             if name not in known and (found := re.search(pattern, printed)):
@@ -80,7 +80,7 @@ async def test_the_examples_work_in_their_order(
 
 
 async def run(example: str, known: dict[str, str], directory: Path) -> str:
-    """What an example prints; it has to go well."""
+    """The output of an example, which has to succeed."""
     process = await asyncio.create_subprocess_exec(
         "sh", "-eu", "-c", example, env=known, cwd=directory,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -91,6 +91,6 @@ async def run(example: str, known: dict[str, str], directory: Path) -> str:
     return printed
 
 
-def test_the_answers_on_the_page_are_json() -> None:
+def test_the_responses_on_the_page_are_json() -> None:
     for example in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL):
         assert json.loads(example)

@@ -11,7 +11,7 @@ from server.postgres.engine import Database
 from server.postgres.inspection.inspector import PostgresInspector
 from tests.conftest import StrataServer
 from tests.support.builders import create_assistant, definition
-from tests.support.http_driver import Talk, open_talk
+from tests.support.http_driver import ApiClient, open_api
 from tests.support.page_driver import Operator, audited, open_operator
 
 ASSISTANTS = "/admin/api/assistants"
@@ -19,9 +19,9 @@ TEXTS = Instructions(roles="You know {{ city }}.", procedure="Look.", constraint
 
 
 @pytest.fixture
-async def admin(strata_server: StrataServer) -> AsyncIterator[Talk]:
-    async with open_talk(strata_server, strata_server.admin_key) as talk:
-        yield talk
+async def admin(strata_server: StrataServer) -> AsyncIterator[ApiClient]:
+    async with open_api(strata_server, strata_server.admin_key) as api:
+        yield api
 
 
 @pytest.fixture
@@ -59,9 +59,9 @@ def form_of(token: str, **changes: str) -> dict[str, str]:
     }
 
 
-async def test_versions_are_listed_and_compared(strata_server: StrataServer, admin: Talk) -> None:
+async def test_versions_are_listed_and_compared(strata_server: StrataServer, admin: ApiClient) -> None:
     assistant_id = await two_versions(strata_server)
-    async with open_talk(strata_server) as client:
+    async with open_api(strata_server) as client:
         for version in (1, 2, 2):
             body = {"assistant_id": assistant_id, "assistant_version": version}
             await client.expect(201, "POST", "/v1/conversations", body)
@@ -89,7 +89,7 @@ async def test_versions_are_listed_and_compared(strata_server: StrataServer, adm
 
 
 async def test_instructions_are_checked_and_rendered_without_being_saved(
-    strata_server: StrataServer, admin: Talk
+    strata_server: StrataServer, admin: ApiClient
 ) -> None:
     assistant_id = await two_versions(strata_server)
     tried = {"instructions": {"roles": "Hello\n{{ system.current_date }} {{ town }}"}}
@@ -112,11 +112,11 @@ async def test_instructions_are_checked_and_rendered_without_being_saved(
     assert (await admin.expect(200, "GET", f"{ASSISTANTS}/{assistant_id}"))["newest_version"] == 2
 
 
-async def test_the_text_that_is_rendered_is_the_text_that_a_model_reads(
-    strata_server: StrataServer, admin: Talk, database: Database
+async def test_the_rendered_text_is_the_text_that_a_model_gets(
+    strata_server: StrataServer, admin: ApiClient, database: Database
 ) -> None:
     assistant_id = await two_versions(strata_server)
-    async with open_talk(strata_server) as client:
+    async with open_api(strata_server) as client:
         body = {"assistant_id": assistant_id, "args": {"city": "Bergen"}}
         conversation = (await client.expect(201, "POST", "/v1/conversations", body))["id"]
         await client.say(conversation)
@@ -128,11 +128,11 @@ async def test_the_text_that_is_rendered_is_the_text_that_a_model_reads(
 async def test_a_super_admin_sees_assistants_of_all_tenants_and_saves_its_own_only(strata_server: StrataServer) -> None:
     assistant_id = await two_versions(strata_server)
     key = await superadmin_key(strata_server)
-    async with open_talk(strata_server, key) as talk, open_operator(strata_server.url) as operator:
-        assert (await talk.expect(200, "GET", ASSISTANTS))["data"] == []
-        [outline] = (await talk.expect(200, "GET", f"{ASSISTANTS}?tenant=all"))["data"]
+    async with open_api(strata_server, key) as api, open_operator(strata_server.url) as operator:
+        assert (await api.expect(200, "GET", ASSISTANTS))["data"] == []
+        [outline] = (await api.expect(200, "GET", f"{ASSISTANTS}?tenant=all"))["data"]
         assert (outline["id"], outline["tenant_name"]) == (assistant_id, "acme")
-        await talk.expect(200, "GET", f"{ASSISTANTS}/{assistant_id}/versions")
+        await api.expect(200, "GET", f"{ASSISTANTS}/{assistant_id}/versions")
         await operator.log_in(key)
         assert assistant_id in (await operator.get("/admin/assistants")).text
         token = await operator.csrf_token()
@@ -146,7 +146,7 @@ async def test_a_super_admin_sees_assistants_of_all_tenants_and_saves_its_own_on
     assert unchanged.version == 2
 
 
-async def test_another_tenants_assistant_is_no_page_and_cannot_be_saved(
+async def test_an_assistant_of_another_tenant_has_no_page_and_cannot_be_saved(
     strata_server: StrataServer, operator: Operator, database: Database
 ) -> None:
     other = await strata_server.key_ring.create_tenant("other")
@@ -181,7 +181,7 @@ async def test_a_form_is_checked_and_saved_without_script(strata_server: StrataS
     assert (await strata_server.program.store.load_assistant(strata_server.tenant.id, assistant_id)).version == 2
 
 
-async def test_what_a_page_cuts_can_be_had_whole(strata_server: StrataServer, operator: Operator) -> None:
+async def test_truncated_content_can_be_downloaded(strata_server: StrataServer, operator: Operator) -> None:
     store, tenant_id = strata_server.program.store, strata_server.tenant.id
     long = definition(instructions=Instructions(roles="<b>" + "x" * 150_000))
     made = await store.create_assistant(tenant_id, long)
@@ -196,7 +196,7 @@ async def test_what_a_page_cuts_can_be_had_whole(strata_server: StrataServer, op
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_the_list_goes_from_assistant_to_assistant_however_many_versions_they_have(
+async def test_the_list_has_one_row_per_assistant_for_any_number_of_versions(
     strata_server: StrataServer, database: Database
 ) -> None:
     store, tenant_id = strata_server.program.store, strata_server.tenant.id

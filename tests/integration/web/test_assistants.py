@@ -10,7 +10,7 @@ from server.postgres.engine import Database
 from tests.conftest import StrataServer
 from tests.support.builders import NASTY
 from tests.support.emulators import EmulatedProviders
-from tests.support.http_driver import WEATHER, Talk, open_talk, turns
+from tests.support.http_driver import WEATHER, ApiClient, open_api, turns
 
 WHOLE = {
     "name": "helper",
@@ -26,47 +26,47 @@ WHOLE = {
 
 
 @pytest.fixture
-async def talk(strata_server: StrataServer) -> AsyncIterator[Talk]:
-    async with open_talk(strata_server) as opened:
+async def api(strata_server: StrataServer) -> AsyncIterator[ApiClient]:
+    async with open_api(strata_server) as opened:
         yield opened
 
 
-async def test_what_was_chosen_is_what_is_shown(talk: Talk) -> None:
-    answer = await talk.ask("POST", "/v1/assistants", WHOLE)
+async def test_an_assistant_is_shown_as_created(api: ApiClient) -> None:
+    answer = await api.ask("POST", "/v1/assistants", WHOLE)
     assert answer.status_code == 201
     made = answer.json()
     assert {name: made[name] for name in WHOLE} == WHOLE
     assert made["version"] == 1
     assert answer.headers["location"] == f"/v1/assistants/{made['id']}"
-    assert await talk.expect(200, "GET", answer.headers["location"]) == made
+    assert await api.expect(200, "GET", answer.headers["location"]) == made
 
 
-async def test_a_name_is_enough(talk: Talk) -> None:
-    made = await talk.expect(201, "POST", "/v1/assistants", {"name": "helper"})
+async def test_only_a_name_is_required(api: ApiClient) -> None:
+    made = await api.expect(201, "POST", "/v1/assistants", {"name": "helper"})
     assert (made["provider"], made["model"]) == ("gemini", "gemini-3.1-pro-preview")
-    other = await talk.expect(201, "POST", "/v1/assistants", {"name": "helper", "provider": "anthropic"})
+    other = await api.expect(201, "POST", "/v1/assistants", {"name": "helper", "provider": "anthropic"})
     assert other["model"] == "claude-sonnet-5-5"
 
 
-async def test_each_change_is_a_version_and_no_change_is_none(talk: Talk) -> None:
-    path = "/v1/assistants/" + (await talk.expect(201, "POST", "/v1/assistants", WHOLE))["id"]
-    assert (await talk.expect(200, "PUT", path, WHOLE))["version"] == 1
-    assert (await talk.expect(200, "PUT", path, {**WHOLE, "description": "Helps a lot."}))["version"] == 2
+async def test_each_change_is_a_version_and_an_empty_change_is_none(api: ApiClient) -> None:
+    path = "/v1/assistants/" + (await api.expect(201, "POST", "/v1/assistants", WHOLE))["id"]
+    assert (await api.expect(200, "PUT", path, WHOLE))["version"] == 1
+    assert (await api.expect(200, "PUT", path, {**WHOLE, "description": "Helps a lot."}))["version"] == 2
     reordered = {**WHOLE, "tools": [{**WEATHER, "parameters": dict(reversed(WEATHER["parameters"].items()))}]}  # type: ignore[attr-defined]  # reason: a dict
-    assert (await talk.expect(200, "PUT", path, reordered))["version"] == 3
-    assert (await talk.expect(200, "GET", path))["version"] == 3
-    assert (await talk.expect(200, "GET", f"{path}?version=1"))["description"] == "Helps."
-    problem = await talk.expect(404, "GET", f"{path}?version=4")
+    assert (await api.expect(200, "PUT", path, reordered))["version"] == 3
+    assert (await api.expect(200, "GET", path))["version"] == 3
+    assert (await api.expect(200, "GET", f"{path}?version=1"))["description"] == "Helps."
+    problem = await api.expect(404, "GET", f"{path}?version=4")
     assert problem["code"] == "assistant_not_found"
 
 
-async def test_a_change_replaces_everything(talk: Talk) -> None:
-    path = "/v1/assistants/" + (await talk.expect(201, "POST", "/v1/assistants", WHOLE))["id"]
-    changed = await talk.expect(200, "PUT", path, {"name": "bare"})
+async def test_a_change_replaces_everything(api: ApiClient) -> None:
+    path = "/v1/assistants/" + (await api.expect(201, "POST", "/v1/assistants", WHOLE))["id"]
+    changed = await api.expect(200, "PUT", path, {"name": "bare"})
     assert (changed["tools"], changed["variables"], changed["provider"]) == ([], {}, "gemini")
 
 
-async def test_any_text_comes_back(talk: Talk) -> None:
+async def test_any_text_comes_back(api: ApiClient) -> None:
     body = {
         "name": NASTY,
         "description": NASTY,
@@ -74,12 +74,12 @@ async def test_any_text_comes_back(talk: Talk) -> None:
         "variables": {NASTY: [NASTY, 1.0, 10**30]},
         "tools": [{**WEATHER, "description": NASTY}],
     }
-    made = await talk.expect(201, "POST", "/v1/assistants", body)
-    # Two halves that stand together are one character once they have been through JSON.
+    made = await api.expect(201, "POST", "/v1/assistants", body)
+    # Two adjacent surrogate halves are one character after a round trip through JSON.
     joined = NASTY.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     assert made["name"] == joined
     assert made["variables"] == {joined: [joined, 1.0, 10**30]}
-    assert (await talk.expect(200, "GET", f"/v1/assistants/{made['id']}")) == made
+    assert (await api.expect(200, "GET", f"/v1/assistants/{made['id']}")) == made
 
 
 @pytest.mark.parametrize(
@@ -105,28 +105,28 @@ async def test_any_text_comes_back(talk: Talk) -> None:
         ({"colour": "blue"}, "colour"),
     ],
 )
-async def test_what_is_not_allowed_is_named(talk: Talk, change: dict[str, Any], path: str) -> None:
-    problem = await talk.expect(422, "POST", "/v1/assistants", {**WHOLE, **change})
+async def test_an_invalid_field_is_named(api: ApiClient, change: dict[str, Any], path: str) -> None:
+    problem = await api.expect(422, "POST", "/v1/assistants", {**WHOLE, **change})
     assert problem["code"] == "validation_failed"
     assert [fault["path"] for fault in problem["errors"]] == [path]
 
 
 @pytest.mark.parametrize("text", ["{{ unclosed", "It is {{ system.current_time }}."])
-async def test_an_instruction_that_cannot_be_used_is_refused(talk: Talk, text: str) -> None:
-    problem = await talk.expect(422, "POST", "/v1/assistants", {**WHOLE, "instructions": {"procedure": text}})
+async def test_an_invalid_instruction_is_refused(api: ApiClient, text: str) -> None:
+    problem = await api.expect(422, "POST", "/v1/assistants", {**WHOLE, "instructions": {"procedure": text}})
     assert (problem["code"], problem["template"]) == ("template_invalid", "procedure")
-    assert (await talk.expect(200, "GET", "/v1/assistants"))["data"] == []
+    assert (await api.expect(200, "GET", "/v1/assistants"))["data"] == []
 
 
-async def test_the_list_goes_from_the_newest_to_the_oldest_page_by_page(talk: Talk) -> None:
+async def test_the_list_is_paged_from_the_newest_to_the_oldest(api: ApiClient) -> None:
     made = [
-        (await talk.expect(201, "POST", "/v1/assistants", {"name": f"helper {number}"}))["id"] for number in range(5)
+        (await api.expect(201, "POST", "/v1/assistants", {"name": f"helper {number}"}))["id"] for number in range(5)
     ]
-    await talk.expect(200, "PUT", f"/v1/assistants/{made[1]}", {"name": "changed"})
+    await api.expect(200, "PUT", f"/v1/assistants/{made[1]}", {"name": "changed"})
     found: list[Any] = []
     cursor = ""
     while len(found) < 10:
-        page = await talk.expect(200, "GET", f"/v1/assistants?limit=2{cursor}")
+        page = await api.expect(200, "GET", f"/v1/assistants?limit=2{cursor}")
         found += page["data"]
         if page["next_cursor"] is None:
             break
@@ -136,37 +136,37 @@ async def test_the_list_goes_from_the_newest_to_the_oldest_page_by_page(talk: Ta
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "version=0", "version=99999999999"])
-async def test_a_query_out_of_range_is_refused(talk: Talk, query: str) -> None:
+async def test_a_query_out_of_range_is_refused(api: ApiClient, query: str) -> None:
     path = "/v1/assistants" if query.startswith("limit") else f"/v1/assistants/{new_id(ASSISTANT)}"
-    problem = await talk.expect(422, "GET", f"{path}?{query}")
+    problem = await api.expect(422, "GET", f"{path}?{query}")
     assert problem["errors"][0]["path"] == query.partition("=")[0]
 
 
-async def test_a_cursor_that_was_not_made_here_is_refused(talk: Talk) -> None:
-    assert (await talk.expect(400, "GET", "/v1/assistants?cursor=nonsense"))["code"] == "cursor_invalid"
+async def test_a_forged_cursor_is_refused(api: ApiClient) -> None:
+    assert (await api.expect(400, "GET", "/v1/assistants?cursor=nonsense"))["code"] == "cursor_invalid"
 
 
 @pytest.mark.parametrize("model", ["%2e%2e/cachedContents#", "x/%2e%2e/gemini-3.1-pro-preview", "gemini-3?key=x"])
-async def test_a_name_that_would_change_the_address_is_refused(talk: Talk, model: str) -> None:
-    problem = await talk.expect(422, "POST", "/v1/assistants", {"name": "helper", "provider": "gemini", "model": model})
+async def test_a_model_name_that_would_change_the_url_is_refused(api: ApiClient, model: str) -> None:
+    problem = await api.expect(422, "POST", "/v1/assistants", {"name": "helper", "provider": "gemini", "model": model})
     assert [fault["path"] for fault in problem["errors"]] == ["model"]
     assert model not in str(problem)
-    made = await talk.expect(201, "POST", "/v1/assistants", {"name": "helper"})
-    await talk.expect(422, "PUT", f"/v1/assistants/{made['id']}", {"name": "helper", "model": model})
+    made = await api.expect(201, "POST", "/v1/assistants", {"name": "helper"})
+    await api.expect(422, "PUT", f"/v1/assistants/{made['id']}", {"name": "helper", "model": model})
 
 
-async def test_a_stored_name_that_would_change_the_address_asks_nobody(
-    talk: Talk, database: Database, emulated: EmulatedProviders
+async def test_a_stored_model_name_that_would_change_the_url_is_not_sent(
+    api: ApiClient, database: Database, emulated: EmulatedProviders
 ) -> None:
     """From before names were checked: the turn fails, nothing is sent, and another version of the assistant works."""
-    conversation_id = await talk.begin("gemini")
+    conversation_id = await api.begin("gemini")
     async with database.connection() as connection:
         await connection.execute("UPDATE assistants SET model = 'x/%2e%2e/gemini-3.1-pro-preview'")
-    problem = await talk.expect(422, "POST", turns(conversation_id), {"input": "Hello."})
+    problem = await api.expect(422, "POST", turns(conversation_id), {"input": "Hello."})
     assert (problem["code"], problem["turn"]["state"]) == ("validation_failed", "failed")
     assert emulated.gemini.requests() == []
     path = f"/v1/conversations/{conversation_id}"
-    assistant_id = (await talk.expect(200, "GET", path))["assistant_id"]
-    await talk.expect(200, "PUT", f"/v1/assistants/{assistant_id}", {"name": "helper", "provider": "gemini"})
-    await talk.expect(200, "PATCH", path, {"assistant_version": 2})
-    assert (await talk.say(conversation_id))["turn"]["state"] == "complete"
+    assistant_id = (await api.expect(200, "GET", path))["assistant_id"]
+    await api.expect(200, "PUT", f"/v1/assistants/{assistant_id}", {"name": "helper", "provider": "gemini"})
+    await api.expect(200, "PATCH", path, {"assistant_version": 2})
+    assert (await api.say(conversation_id))["turn"]["state"] == "complete"

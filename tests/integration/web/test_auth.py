@@ -36,7 +36,7 @@ async def make_key(
     )
 
 
-async def test_a_live_key_learns_who_it_is(strata_server: StrataServer, client: httpx2.AsyncClient) -> None:
+async def test_a_live_key_gets_its_own_description(strata_server: StrataServer, client: httpx2.AsyncClient) -> None:
     answer = await client.get("/v1/key", headers=bearer(strata_server.client_key))
     assert answer.status_code == 200
     body = answer.json()
@@ -78,8 +78,8 @@ async def test_a_missing_scope_is_403(strata_server: StrataServer, client: httpx
         assert answer.json()["scope"] == "admin"
 
 
-async def test_every_id_route_was_thought_of(client: httpx2.AsyncClient) -> None:
-    """A new route with an id in it belongs here, or into one of the other two: other tenants' ids are tried on it."""
+async def test_every_route_with_an_id_is_covered(client: httpx2.AsyncClient) -> None:
+    """A new route with an id belongs here, or into one of the other two lists: ids of other tenants are tried on it."""
     paths = (await client.get("/schema")).json()["paths"]
     found = {(method.upper(), path) for path, item in paths.items() if "{" in path for method in item}
     keys = {(method, path.replace("{id}", "{key_id}")) for method, path in ID_ROUTES}
@@ -121,7 +121,7 @@ async def test_revoking_takes_effect_at_once(strata_server: StrataServer, client
     assert (await client.get(url, headers=bearer(strata_server.admin_key))).json() == again.json()
 
 
-async def test_the_last_use_is_noted(strata_server: StrataServer, client: httpx2.AsyncClient) -> None:
+async def test_the_last_use_is_recorded(strata_server: StrataServer, client: httpx2.AsyncClient) -> None:
     key, text = await make_key(strata_server)
     url = f"/admin/api/keys/{key.id}"
     before = await client.get(url, headers=bearer(strata_server.admin_key))
@@ -132,7 +132,7 @@ async def test_the_last_use_is_noted(strata_server: StrataServer, client: httpx2
     assert abs(datetime.now(UTC) - used_at) < timedelta(minutes=2)
 
 
-async def test_a_rejected_key_leaves_no_trace_of_use(strata_server: StrataServer, client: httpx2.AsyncClient) -> None:
+async def test_a_rejected_key_is_not_recorded_as_used(strata_server: StrataServer, client: httpx2.AsyncClient) -> None:
     key, _ = await make_key(strata_server)
     await client.get("/v1/key", headers=bearer(issue_key_text(key.id)))
     after = await client.get(f"/admin/api/keys/{key.id}", headers=bearer(strata_server.admin_key))

@@ -54,7 +54,7 @@ async def client(strata_server: StrataServer) -> AsyncIterator[StrataClient]:
         yield client
 
 
-async def talk_to(client: StrataClient, provider: str, model: str) -> Conversation:
+async def start_conversation(client: StrataClient, provider: str, model: str) -> Conversation:
     draft = AssistantDraft(
         name="helper",
         provider=provider,
@@ -66,7 +66,7 @@ async def talk_to(client: StrataClient, provider: str, model: str) -> Conversati
     return await client.create_conversation(ConversationDraft(assistant_id=assistant.id))
 
 
-async def test_assistants_and_conversations_are_kept(client: StrataClient) -> None:
+async def test_assistants_and_conversations_are_stored(client: StrataClient) -> None:
     draft = AssistantDraft(name="helper", description="Helps.", variables={"tone": "kind"}, tools=(WEATHER,))
     made = await client.create_assistant(draft)
     assert made.definition.tools == (WEATHER,)
@@ -103,8 +103,8 @@ async def test_assistants_and_conversations_are_kept(client: StrataClient) -> No
 async def test_a_tool_loop_ends_with_an_answer(
     client: StrataClient, emulated: EmulatedProviders, provider: str
 ) -> None:
-    conversation = await talk_to(client, provider, emulated[provider].model)
-    emulated[provider].says(CALLS)
+    conversation = await start_conversation(client, provider, emulated[provider].model)
+    emulated[provider].queue_replies(CALLS)
 
     def get_weather(city: str) -> dict[str, int]:
         if city == "Bergen":
@@ -124,10 +124,10 @@ async def test_a_tool_loop_ends_with_an_answer(
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_cuts_of_the_connection_lose_and_double_nothing(
+async def test_cut_connections_lose_and_repeat_nothing(
     strata_server: StrataServer, client: StrataClient, emulated: EmulatedProviders, provider: str
 ) -> None:
-    conversation = await talk_to(client, provider, emulated[provider].model)
+    conversation = await start_conversation(client, provider, emulated[provider].model)
     async with open_cutting_proxy(strata_server.url) as proxy:
         for round_number, cuts in enumerate([[0], [100], [500, 0, 700], [900, 900, 900], [1500]]):
             proxy.cuts.extend(cuts)
@@ -143,7 +143,7 @@ async def test_cuts_of_the_connection_lose_and_double_nothing(
 
 
 async def test_the_same_key_is_the_same_turn(client: StrataClient, emulated: EmulatedProviders) -> None:
-    conversation = await talk_to(client, "gemini", emulated.gemini.model)
+    conversation = await start_conversation(client, "gemini", emulated.gemini.model)
     options = TurnOptions(idempotency_key="mine")
     first = await client.send(conversation.id, "Hi", options=options)
     async with client.stream(conversation.id, "Hi", options=options) as stream:
@@ -156,8 +156,8 @@ async def test_the_same_key_is_the_same_turn(client: StrataClient, emulated: Emu
 
 
 async def test_a_running_turn_is_followed_and_cancelled(client: StrataClient, emulated: EmulatedProviders) -> None:
-    conversation = await talk_to(client, "gemini", emulated.gemini.model)
-    emulated.gemini.fails(FaultKind.SILENCE, after_chunks=4)
+    conversation = await start_conversation(client, "gemini", emulated.gemini.model)
+    emulated.gemini.inject_fault(FaultKind.SILENCE, after_chunks=4)
     started = await client.start(conversation.id, "Tell me a story.")
     assert (started.turn.seq, started.turn.state) == (2, "running")
     assert (await client.load_turn(conversation.id, 2)).state == "running"
@@ -175,9 +175,9 @@ async def test_a_running_turn_is_followed_and_cancelled(client: StrataClient, em
     assert caught.value.code == "turn_not_running"
 
 
-async def test_a_turn_that_fails_keeps_what_had_arrived(client: StrataClient, emulated: EmulatedProviders) -> None:
-    conversation = await talk_to(client, "anthropic", emulated.anthropic.model)
-    emulated.anthropic.fails(FaultKind.CUT, after_chunks=6)
+async def test_a_failed_turn_keeps_what_had_arrived(client: StrataClient, emulated: EmulatedProviders) -> None:
+    conversation = await start_conversation(client, "anthropic", emulated.anthropic.model)
+    emulated.anthropic.inject_fault(FaultKind.CUT, after_chunks=6)
     with pytest.raises(TurnFailed) as caught:
         await client.send(conversation.id, "Tell me a story.")
     assert caught.value.code == "provider_disconnected"
@@ -189,8 +189,8 @@ async def test_a_turn_that_fails_keeps_what_had_arrived(client: StrataClient, em
 async def test_pending_calls_have_to_be_answered_or_abandoned(
     client: StrataClient, emulated: EmulatedProviders
 ) -> None:
-    conversation = await talk_to(client, "gemini", emulated.gemini.model)
-    emulated.gemini.says(CALLS)
+    conversation = await start_conversation(client, "gemini", emulated.gemini.model)
+    emulated.gemini.queue_replies(CALLS)
     ended = await client.send(conversation.id, "Weather?")
     loaded = await client.load_conversation(conversation.id)
     assert loaded.pending_tool_calls == ended.conversation.pending_tool_calls == ended.turn.tool_calls
@@ -201,8 +201,8 @@ async def test_pending_calls_have_to_be_answered_or_abandoned(
     assert (await client.send(conversation.id, "Never mind.", options=options)).turn.state == TurnState.COMPLETE
 
 
-async def test_a_fork_has_the_turns_up_to_there(client: StrataClient, emulated: EmulatedProviders) -> None:
-    conversation = await talk_to(client, "gemini", emulated.gemini.model)
+async def test_a_fork_has_the_turns_up_to_its_position(client: StrataClient, emulated: EmulatedProviders) -> None:
+    conversation = await start_conversation(client, "gemini", emulated.gemini.model)
     for task in ("One.", "Two."):
         await client.send(conversation.id, task)
     fork = await client.fork_conversation(conversation.id, 2)
@@ -214,7 +214,7 @@ async def test_a_fork_has_the_turns_up_to_there(client: StrataClient, emulated: 
 
 @pytest.mark.parametrize("provider", BOTH)
 async def test_an_image_reaches_the_model(client: StrataClient, emulated: EmulatedProviders, provider: str) -> None:
-    conversation = await talk_to(client, provider, emulated[provider].model)
+    conversation = await start_conversation(client, provider, emulated[provider].model)
     await client.send(conversation.id, [TextPart(text="What is this?"), ImagePart(data=PNG)])
     task = await client.load_turn(conversation.id, 1)
     image = next(block for block in task.blocks if isinstance(block, ImageBlock))
@@ -222,7 +222,7 @@ async def test_an_image_reaches_the_model(client: StrataClient, emulated: Emulat
     assert "image/png" in str(emulated[provider].requests()[-1]["body"])
 
 
-async def test_a_wrong_key_is_said_so(strata_server: StrataServer) -> None:
+async def test_a_wrong_key_is_reported(strata_server: StrataServer) -> None:
     async with StrataClient(strata_server.url, "strata_wrong", retry_budget=QUICK) as client:
         with pytest.raises(StrataProblem) as caught:
             await anext(client.list_assistants())
@@ -246,8 +246,8 @@ async def test_the_program_in_the_docs_runs(strata_server: StrataServer, tmp_pat
     assert "celsius" in out.decode()
 
 
-async def test_following_beyond_the_end_says_that_nothing_is_left(client: StrataClient) -> None:
-    conversation = await talk_to(client, "gemini", "gemini-3.1-pro-preview")
+async def test_following_beyond_the_end_reports_that_nothing_is_left(client: StrataClient) -> None:
+    conversation = await start_conversation(client, "gemini", "gemini-3.1-pro-preview")
     async with client.stream(conversation.id, "Hello") as stream:
         await stream.result()
     with pytest.raises(AnswerMalformed, match="no events after"):

@@ -1,4 +1,4 @@
-"""Inspection over HTTP: what an admin key shows of its tenant, and a super-admin's of all."""
+"""Inspection over HTTP: an admin key sees its tenant, a super-admin key all."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -10,39 +10,39 @@ from server.conversation.api_key import Scope
 from server.emulator.reply import Reply
 from server.postgres.inspection.search_index import index_new
 from tests.conftest import StrataServer
-from tests.support.conversation_driver import begin_walk, tells
+from tests.support.conversation_driver import start_driver, text_reply
 from tests.support.emulators import BOTH, EmulatedProviders
-from tests.support.http_driver import Talk, open_talk
+from tests.support.http_driver import ApiClient, open_api
 
 CONVERSATIONS = "/admin/api/conversations"
 
 
 @pytest.fixture
-async def admin(strata_server: StrataServer) -> AsyncIterator[Talk]:
-    async with open_talk(strata_server, strata_server.admin_key) as talk:
-        yield talk
+async def admin(strata_server: StrataServer) -> AsyncIterator[ApiClient]:
+    async with open_api(strata_server, strata_server.admin_key) as api:
+        yield api
 
 
 @pytest.fixture
-async def super_admin(strata_server: StrataServer) -> AsyncIterator[Talk]:
+async def super_admin(strata_server: StrataServer) -> AsyncIterator[ApiClient]:
     tenant = await strata_server.key_ring.create_tenant("operators")
     _, key = await strata_server.key_ring.create_key(
         tenant_id=tenant.id, name="all", scopes=frozenset({Scope.SUPERADMIN}), expires_at=None
     )
-    async with open_talk(strata_server, key) as talk:
-        yield talk
+    async with open_api(strata_server, key) as api:
+        yield api
 
 
 async def take_turns(server: StrataServer, emulated: EmulatedProviders, provider: str, *replies: Reply) -> str:
-    walk = await begin_walk(server.program, server.tenant.id, emulated, provider)
-    await walk.task("How is <b>Oslo</b>?", *(replies or (tells("Cold."),)))
+    driver = await start_driver(server.program, server.tenant.id, emulated, provider)
+    await driver.task("How is <b>Oslo</b>?", *(replies or (text_reply("Cold."),)))
     await index_new(server.program.database)
-    return walk.conversation_id
+    return driver.conversation_id
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_a_conversation_is_found_opened_and_its_call_proven(
-    strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk, provider: str
+async def test_a_conversation_is_found_and_opened_and_its_call_is_verified(
+    strata_server: StrataServer, emulated: EmulatedProviders, admin: ApiClient, provider: str
 ) -> None:
     conversation_id = await take_turns(strata_server, emulated, provider)
 
@@ -76,7 +76,7 @@ async def test_a_conversation_is_found_opened_and_its_call_proven(
 
 
 async def test_a_super_admin_sees_all_tenants_and_an_admin_its_own(
-    strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk, super_admin: Talk
+    strata_server: StrataServer, emulated: EmulatedProviders, admin: ApiClient, super_admin: ApiClient
 ) -> None:
     conversation_id = await take_turns(strata_server, emulated, "gemini")
 
@@ -101,7 +101,7 @@ async def test_an_admin_of_another_tenant_finds_nothing(
     _, key = await strata_server.key_ring.create_key(
         tenant_id=tenant.id, name="other", scopes=frozenset({Scope.ADMIN}), expires_at=None
     )
-    async with open_talk(strata_server, key) as other:
+    async with open_api(strata_server, key) as other:
         assert (await other.expect(200, "GET", f"{CONVERSATIONS}?text=oslo"))["data"] == []
         for path in ("", "/calls/2/1", "/calls/2/1/request", "/calls/2/1/response"):
             problem = await other.expect(404, "GET", f"{CONVERSATIONS}/{conversation_id}{path}")
@@ -109,8 +109,8 @@ async def test_an_admin_of_another_tenant_finds_nothing(
 
 
 @pytest.mark.parametrize("path", ["", "/conv_x", "/conv_x/calls/2/1", "/conv_x/calls/2/1/request"])
-async def test_a_client_key_opens_none_of_it(strata_server: StrataServer, path: str) -> None:
-    async with open_talk(strata_server) as client:
+async def test_a_client_key_has_no_access(strata_server: StrataServer, path: str) -> None:
+    async with open_api(strata_server) as client:
         assert (await client.expect(403, "GET", f"{CONVERSATIONS}{path}"))["code"] == "scope_missing"
 
 
@@ -130,12 +130,12 @@ async def test_a_client_key_opens_none_of_it(strata_server: StrataServer, path: 
         "active_within=soon",
     ],
 )
-async def test_a_filter_that_makes_no_sense_is_refused(admin: Talk, query: str) -> None:
+async def test_an_invalid_filter_is_refused(admin: ApiClient, query: str) -> None:
     assert (await admin.expect(422, "GET", f"{CONVERSATIONS}?{query}"))["code"] == "validation_failed"
 
 
-async def test_places_and_calls_that_are_not_there(
-    strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk
+async def test_missing_positions_and_calls_are_not_found(
+    strata_server: StrataServer, emulated: EmulatedProviders, admin: ApiClient
 ) -> None:
     conversation_id = await take_turns(strata_server, emulated, "gemini")
     path = f"{CONVERSATIONS}/{conversation_id}"
@@ -147,8 +147,8 @@ async def test_places_and_calls_that_are_not_there(
     assert (await admin.expect(200, "GET", f"{path}?after=99"))["turns"] == []
 
 
-async def test_the_overview_tells_the_time_that_was_asked_for(
-    strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk
+async def test_the_overview_has_the_requested_time_span(
+    strata_server: StrataServer, emulated: EmulatedProviders, admin: ApiClient
 ) -> None:
     conversation_id = await take_turns(strata_server, emulated, "gemini")
 

@@ -9,7 +9,7 @@ from server import __version__
 from tests.conftest import StrataServer
 
 
-async def test_the_operators_routes_answer_without_a_key(strata_server: StrataServer) -> None:
+async def test_the_routes_for_operators_answer_without_a_key(strata_server: StrataServer) -> None:
     async with httpx2.AsyncClient(base_url=strata_server.url) as client:
         assert (await client.get("/healthz")).json() == {"status": "ok"}
         ready = await client.get("/readyz")

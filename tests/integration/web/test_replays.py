@@ -1,4 +1,4 @@
-"""Replays over HTTP and on the command line: estimated, made, run, read as numbers and as files, stopped, erased."""
+"""Replays over HTTP and on the command line: estimated, created, run, read as numbers and as files, stopped, erased."""
 
 import asyncio
 import csv
@@ -20,9 +20,9 @@ from server.postgres.inspection.search_index import index_new
 from server.providers.choice import GEMINI, KEY_VARIABLES
 from server.replay.rerun.source import list_turns
 from tests.conftest import StrataServer
-from tests.support.conversation_driver import asks, begin_walk, tells
+from tests.support.conversation_driver import start_driver, text_reply, tool_reply
 from tests.support.emulators import EmulatedProviders
-from tests.support.http_driver import Talk, open_talk
+from tests.support.http_driver import ApiClient, open_api
 from tests.support.page_driver import audited, open_operator
 from tests.support.replay_driver import arm_again
 from tests.support.strata_process import strata_here
@@ -38,7 +38,7 @@ REPLAY_ROUTES = (
     *(("POST", f"{REPLAYS}/{{replay_id}}{part}") for part in ("/pause", "/continue", "/cancel")),
     ("DELETE", f"{REPLAYS}/{{replay_id}}"),
 )
-"""Those with an id: none of them opens another tenant's replay."""
+"""Routes with an id: none of them opens a replay of another tenant."""
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"mode": "telepathy"}, "mode"),
     ({"candidate": {"layer_order": 5}}, "candidate.layer_order"),
@@ -53,24 +53,24 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
         "judge.model",
     ),
 )
-"""What cannot be run, and the field that is wrong."""
+"""Invalid drafts, each with its invalid field."""
 
 
 @pytest.fixture
-async def admin(strata_server: StrataServer) -> AsyncIterator[Talk]:
-    async with open_talk(strata_server, strata_server.admin_key) as talk:
-        yield talk
+async def admin(strata_server: StrataServer) -> AsyncIterator[ApiClient]:
+    async with open_api(strata_server, strata_server.admin_key) as api:
+        yield api
 
 
 async def record(server: StrataServer, emulated: EmulatedProviders, *, times: int = 1) -> str:
-    """A conversation of two answers, of which the providers will say the second otherwise, so many times."""
-    walk = await begin_walk(server.program, server.tenant.id, emulated, GEMINI)
-    await walk.task("How is Oslo?", tells("It is cold."))
-    await walk.task("And Rome?", tells("It is warm."))
-    turns = await list_turns(server.program.store, server.tenant.id, walk.conversation_id)
+    """A conversation of two answers; the providers will give another second answer, this many times."""
+    driver = await start_driver(server.program, server.tenant.id, emulated, GEMINI)
+    await driver.task("How is Oslo?", text_reply("It is cold."))
+    await driver.task("And Rome?", text_reply("It is warm."))
+    turns = await list_turns(server.program.store, server.tenant.id, driver.conversation_id)
     answers = [turn for turn in turns if isinstance(turn, ModelResponseTurn)]
     arm_again(emulated, [turn for _ in range(times) for turn in turns], {answers[1].seq: Reply(text="=HOT() there")})
-    return walk.conversation_id
+    return driver.conversation_id
 
 
 def body(conversation_id: str, **changes: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def body(conversation_id: str, **changes: Any) -> dict[str, Any]:
 
 
 async def test_a_replay_from_its_estimate_to_its_report(
-    strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk
+    strata_server: StrataServer, emulated: EmulatedProviders, admin: ApiClient
 ) -> None:
     conversation_id = await record(strata_server, emulated, times=2)
     estimate = await admin.expect(200, "POST", REPLAYS, body(conversation_id, dry_run=True))
@@ -130,18 +130,20 @@ async def test_a_replay_from_its_estimate_to_its_report(
     assert (await admin.expect(404, "GET", url))["code"] == "replay_not_found"
 
 
-async def test_an_answer_where_nobody_was_is_told_with_its_own_task(
-    strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk
+async def test_an_answer_beyond_the_recording_has_its_own_task(
+    strata_server: StrataServer, emulated: EmulatedProviders, admin: ApiClient
 ) -> None:
-    walk = await begin_walk(strata_server.program, strata_server.tenant.id, emulated, GEMINI)
-    await walk.task("How is Oslo?", asks("Oslo"), tells("It is cold."))
-    await walk.task("And Rome?", tells("It is warm."))
-    emulated[GEMINI].says(asks("Oslo"), asks("Oslo"), tells("It is cold."), tells("It is warm."))
-    asked = body(walk.conversation_id, mode="free_running", limits={}, assertions=[])
+    driver = await start_driver(strata_server.program, strata_server.tenant.id, emulated, GEMINI)
+    await driver.task("How is Oslo?", tool_reply("Oslo"), text_reply("It is cold."))
+    await driver.task("And Rome?", text_reply("It is warm."))
+    emulated[GEMINI].queue_replies(
+        tool_reply("Oslo"), tool_reply("Oslo"), text_reply("It is cold."), text_reply("It is warm.")
+    )
+    asked = body(driver.conversation_id, mode="free_running", limits={}, assertions=[])
     url = f"{REPLAYS}/{(await admin.expect(201, 'POST', REPLAYS, asked))['id']}"
     await strata_server.program.replays.items.run_all(url.rpartition("/")[2])
     results = (await admin.expect(200, "GET", f"{url}/export"))["results"]
-    assert [(told["position"], told["source_seq"], told["task"]) for told in results] == [
+    assert [(entry["position"], entry["source_seq"], entry["task"]) for entry in results] == [
         (1, 2, "How is Oslo?"), (2, 4, "How is Oslo?"), (3, None, "How is Oslo?"), (4, 6, "And Rome?"),
     ]  # fmt: skip
     async with open_operator(strata_server.url) as operator:
@@ -150,18 +152,18 @@ async def test_an_answer_where_nobody_was_is_told_with_its_own_task(
         assert "Answer 3, without a recorded answer" in page
         assert "There is no recorded answer." in page
         call = (await operator.get(f"{url.replace('/api', '')}/items/1/calls/6/1")).text
-        # A free-running candidate's answer is its turn, and says what its bytes say.
+        # The answer of a free-running candidate is its turn, and has the content of its bytes.
         assert "say something else than the stored turn" not in call
         assert "The turn is complete." in call
         for wrong in ("items/0", f"items/{2**40}", "items/1/calls/99/1", "items/1/calls/99/1/request"):
             assert (await operator.get(f"{url.replace('/api', '')}/{wrong}")).status_code == 404, wrong
 
 
-async def look_at_call(admin: Talk, item: str, told: dict[str, Any]) -> None:
-    """What was asked and what came back is kept to the byte, though the replay conversation's turn says what was
-    recorded.
+async def look_at_call(admin: ApiClient, item: str, entry: dict[str, Any]) -> None:
+    """The request and the response are stored byte for byte, although the turn of the replay conversation has the
+    recorded answer.
     """
-    call = f"{item}/calls/{told['replay_seq']}/{told['attempt']}"
+    call = f"{item}/calls/{entry['replay_seq']}/{entry['attempt']}"
     found = await admin.expect(200, "GET", call)
     assert (found["request"]["proof"], found["differs_from_turn"]) == ("equal", False)
     assert {"static", "trigger"} <= {layer["layer"] for layer in found["layers"] if layer["tokens"]}
@@ -169,7 +171,7 @@ async def look_at_call(admin: Talk, item: str, told: dict[str, Any]) -> None:
     assert hashlib.sha256(sent.content).hexdigest() == found["request"]["stored_hash"]
     assert b'"text": "=HOT() "' in (await admin.ask("GET", f"{call}/response")).content
     went = await admin.expect(200, "GET", f"{item}/conversation?after=2")
-    assert [(told["turn"]["seq"], len(told["calls"])) for told in went["turns"]] == [(3, 0), (4, 1)]
+    assert [(entry["turn"]["seq"], len(entry["calls"])) for entry in went["turns"]] == [(3, 0), (4, 1)]
     assert "It is warm." in str(went["turns"][1])
     assert (await admin.expect(404, "GET", f"{item}/calls/99/1"))["code"] == "call_not_found"
     for number in ("9", "0", str(2**40)):
@@ -177,8 +179,8 @@ async def look_at_call(admin: Talk, item: str, told: dict[str, Any]) -> None:
         assert (await admin.expect(404, "GET", f"{other}/conversation"))["code"] == "replay_not_found"
 
 
-async def test_a_replay_is_paused_continued_cancelled_and_nobody_elses(
-    strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk
+async def test_a_replay_is_paused_continued_and_cancelled_by_its_tenant_only(
+    strata_server: StrataServer, emulated: EmulatedProviders, admin: ApiClient
 ) -> None:
     conversation_id = await record(strata_server, emulated)
     url = f"{REPLAYS}/{(await admin.expect(201, 'POST', REPLAYS, body(conversation_id)))['id']}"
@@ -189,7 +191,7 @@ async def test_a_replay_is_paused_continued_cancelled_and_nobody_elses(
     longer = {"limits": {"parallelism": 2, "calls_per_minute": 30, "repetitions": 9}}
     await admin.expect(200, "POST", f"{url}/continue", longer)
     assert (await admin.expect(200, "POST", f"{url}/continue"))["draft"]["limits"]["calls_per_minute"] == 30
-    # What is left out stays: whoever raises a budget does not take the rate limit away.
+    # Omitted limits stay: raising the budget does not remove the rate limit.
     going = await admin.expect(200, "POST", f"{url}/continue", {"limits": {"budget_usd": 9.5}})
     limits = going["draft"]["limits"]
     assert (going["state"], float(limits.pop("budget_usd"))) == ("running", 9.5)
@@ -207,7 +209,7 @@ async def test_a_replay_is_paused_continued_cancelled_and_nobody_elses(
     _, key = await strata_server.key_ring.create_key(
         tenant_id=other.id, name="admin", scopes=frozenset({Scope.ADMIN}), expires_at=None
     )
-    async with open_talk(strata_server, key) as stranger:
+    async with open_api(strata_server, key) as stranger:
         assert (await stranger.expect(200, "GET", REPLAYS))["data"] == []
         for method, path in REPLAY_ROUTES:
             for tried in (url.rpartition("/")[2], "replay_", "nonsense", "replay_%00"):
@@ -217,8 +219,8 @@ async def test_a_replay_is_paused_continued_cancelled_and_nobody_elses(
         assert (await stranger.expect(404, "POST", REPLAYS, body(conversation_id)))["code"] == "conversation_not_found"
 
 
-async def test_everything_that_a_draft_can_say_can_be_said_over_http(
-    strata_server: StrataServer, emulated: EmulatedProviders, admin: Talk
+async def test_every_field_of_a_draft_can_be_set_over_http(
+    strata_server: StrataServer, emulated: EmulatedProviders, admin: ApiClient
 ) -> None:
     await record(strata_server, emulated)
     filters = {
@@ -255,7 +257,7 @@ async def test_the_command_runs_a_replay_and_fails_with_its_assertions(
     }
 
     async def replay(*arguments: str, code: int = 0) -> str:
-        """Beside this loop, in which the emulator answers."""
+        """In a thread next to this loop, in which the emulator answers."""
         result = await asyncio.to_thread(strata_here, "replay", *arguments, env=env)
         assert result.returncode == code, result.stderr
         return result.stdout + result.stderr
@@ -270,8 +272,8 @@ async def test_the_command_runs_a_replay_and_fails_with_its_assertions(
         ('{"name": 5}', "name"), ("{", "JSON"), ('{"limits": {"parallelism": 65}}', "limits.parallelism"),
     ):  # fmt: skip
         draft.write_text(wrong)
-        said = await replay("run", *chosen, "--draft", str(draft), code=2)
-        assert sentence in said and "Traceback" not in said, wrong  # noqa: PT018  reason: what was said is the message
+        output = await replay("run", *chosen, "--draft", str(draft), code=2)
+        assert sentence in output and "Traceback" not in output, wrong  # noqa: PT018  reason: the output is the message
     assert "parallelism" in await replay("continue", "replay_x", "--parallelism", "65", code=2)
     assert "NAME=VALUE" in await replay("run", *chosen, "--setting", "x", code=2)
     ran = await replay("run", *chosen, "--here", "--assert", "'warm' in text", "--name", "Hot?", code=1)

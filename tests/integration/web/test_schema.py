@@ -1,4 +1,4 @@
-"""Whatever the document allows, and much that it does not: no answer is a 5xx, and none breaks its own schema."""
+"""For requests within and outside of the OpenAPI document, no response is a 5xx, and all match their schema."""
 
 import asyncio
 from contextlib import suppress
@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.conftest import StrataServer
 from tests.integration.web.test_conversations import picture_of
-from tests.support.http_driver import Talk, open_talk
+from tests.support.http_driver import ApiClient, open_api
 
 CHECKS = (
     not_a_server_error,
@@ -33,18 +33,18 @@ CHECKS = (
 EXAMPLES = 10
 
 
-async def known_ids(talk: Talk) -> dict[str, Any]:
-    """Objects that are there, so that requests get further than to a 404."""
-    conversation, sha256 = await picture_of(talk)
-    shown = await talk.expect(200, "GET", f"/v1/conversations/{conversation}")
+async def known_ids(api: ApiClient) -> dict[str, Any]:
+    """Existing objects, so that requests get further than to a 404."""
+    conversation, sha256 = await picture_of(api)
+    shown = await api.expect(200, "GET", f"/v1/conversations/{conversation}")
     return {"conversation_id": conversation, "assistant_id": shown["assistant_id"], "sha256": sha256, "seq": 2}
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 async def test_every_answer_is_as_documented(strata_server: StrataServer, mode: GenerationMode) -> None:
-    async with open_talk(strata_server) as talk:
-        document = await talk.expect(200, "GET", "/schema")
-        known = await known_ids(talk)
+    async with open_api(strata_server) as api:
+        document = await api.expect(200, "GET", "/schema")
+        known = await known_ids(api)
     found = schemathesis.openapi.from_dict(document).get_all_operations()
     operations = [operation.ok() for operation in found if isinstance(operation, Ok)]
     assert len(operations) == 68
@@ -52,7 +52,7 @@ async def test_every_answer_is_as_documented(strata_server: StrataServer, mode: 
     for operation in operations:
         key = strata_server.admin_key if operation.path.startswith("/admin") else strata_server.client_key
         strategy = operation.as_strategy(generation_mode=mode)
-        # An operation that takes nothing can be sent nothing wrong.
+        # An operation without parameters has no invalid requests.
         with suppress(Unsatisfiable):
             await asyncio.to_thread(try_operation, strategy, strata_server.url, key, known)
             tried += 1
@@ -68,7 +68,7 @@ def try_operation(strategy: st.SearchStrategy[Any], url: str, key: str, known: d
         if real:
             case.path_parameters = {name: known.get(name, value) for name, value in case.path_parameters.items()}
         response = case.call(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=30)
-        # A stream is documented as a text; schemathesis would hold its single events against that.
+        # A stream is documented as a text; schemathesis would compare its single events with that.
         is_stream = any(kind.startswith("text/event-stream") for kind in response.headers.get("content-type", ()))
         case.validate_response(
             response, checks=[check for check in CHECKS if not is_stream or check is not response_schema_conformance]

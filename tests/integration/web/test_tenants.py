@@ -14,7 +14,7 @@ from server.postgres.schema import metadata
 from server.web.tenant_boundary import _READ_ONLY_POSTS
 from tests.conftest import StrataServer
 from tests.integration.web.test_conversations import picture_of
-from tests.support.http_driver import Talk, open_talk, turns
+from tests.support.http_driver import ApiClient, open_api, turns
 from tests.support.page_driver import open_operator
 
 _CONVERSATION = "/v1/conversations/{conversation_id}"
@@ -36,7 +36,7 @@ FOREIGN_ROUTES: list[tuple[str, str, Any]] = [
     ("GET", f"{_CONVERSATION}/compactions", None),
     ("DELETE", f"{_CONVERSATION}/compactions/latest", None),
 ]
-"""Routes that name an object of a tenant's, with a body that its owner could send."""
+"""Routes with an object of a tenant, with a body that its owner could send."""
 _INSPECTED = "/admin/api/conversations/{conversation_id}"
 _INSPECTED_ASSISTANT = "/admin/api/assistants/{assistant_id}"
 ADMIN_ROUTES: list[tuple[str, str, Any]] = [
@@ -57,27 +57,27 @@ ADMIN_ROUTES: list[tuple[str, str, Any]] = [
     ("DELETE", "/admin/api/views/{view_id}", None),
     ("DELETE", _INSPECTED, None),
 ]
-"""The same for operators. What a superadmin may do with all tenants' is in the order in which it can be done."""
+"""The same for operators. What a superadmin may do in all tenants is in the order in which it can be done."""
 
 
 @pytest.fixture
-async def owner(strata_server: StrataServer) -> AsyncIterator[Talk]:
-    async with open_talk(strata_server) as opened:
+async def owner(strata_server: StrataServer) -> AsyncIterator[ApiClient]:
+    async with open_api(strata_server) as opened:
         yield opened
 
 
 @pytest.fixture
-async def stranger(strata_server: StrataServer) -> AsyncIterator[Talk]:
+async def stranger(strata_server: StrataServer) -> AsyncIterator[ApiClient]:
     tenant = await strata_server.key_ring.create_tenant("other")
     _, key = await strata_server.key_ring.create_key(
         tenant_id=tenant.id, name="other", scopes=frozenset({Scope.CLIENT}), expires_at=None
     )
-    async with open_talk(strata_server, key) as opened:
+    async with open_api(strata_server, key) as opened:
         yield opened
 
 
 async def everything(server: StrataServer) -> dict[str, list[Any]]:
-    """All rows of all tables but those that note the use of a key."""
+    """All rows of all tables, except those that record the use of a key."""
     connection = await asyncpg.connect(server.program.database.options.url)
     try:
         return {
@@ -89,8 +89,8 @@ async def everything(server: StrataServer) -> dict[str, list[Any]]:
         await connection.close()
 
 
-async def test_another_tenants_ids_are_not_found_and_nothing_changes(
-    strata_server: StrataServer, owner: Talk, stranger: Talk
+async def test_ids_of_another_tenant_are_not_found_and_nothing_changes(
+    strata_server: StrataServer, owner: ApiClient, stranger: ApiClient
 ) -> None:
     conversation, sha256 = await picture_of(owner)
     assistant = (await owner.expect(200, "GET", f"/v1/conversations/{conversation}"))["assistant_id"]
@@ -106,7 +106,7 @@ async def test_another_tenants_ids_are_not_found_and_nothing_changes(
             assert answer.status_code == 404, (method, path, answer.text)
         assert answers[0] == answers[1], "an answer reveals that the object exists"
         for key in ("none", strata_server.admin_key):
-            answer = await Talk(client=stranger.client, key=key).ask(method, path.format(**foreign), body)
+            answer = await ApiClient(client=stranger.client, key=key).ask(method, path.format(**foreign), body)
             assert answer.status_code == (401 if key == "none" else 403)
     body = {"assistant_id": assistant}
     assert (await stranger.expect(404, "POST", "/v1/conversations", body))["code"] == "assistant_not_found"
@@ -115,8 +115,8 @@ async def test_another_tenants_ids_are_not_found_and_nothing_changes(
     assert await everything(strata_server) == before
 
 
-async def test_the_owner_can_do_all_of_it(owner: Talk) -> None:
-    """The routes above are refused for the stranger's sake, not because they would not work."""
+async def test_the_owner_can_use_all_these_routes(owner: ApiClient) -> None:
+    """The routes above are refused because of the tenant, not because they would not work."""
     conversation, sha256 = await picture_of(owner)
     assistant = (await owner.expect(200, "GET", f"/v1/conversations/{conversation}"))["assistant_id"]
     ids = {"conversation_id": conversation, "assistant_id": assistant, "seq": "2", "sha256": sha256}
@@ -128,8 +128,8 @@ async def test_the_owner_can_do_all_of_it(owner: Talk) -> None:
         assert answer.status_code in expected, (method, path, answer.text)
 
 
-async def test_another_tenants_ids_are_not_found_by_its_operators_either(
-    strata_server: StrataServer, owner: Talk
+async def test_ids_of_another_tenant_are_not_found_by_its_operators_either(
+    strata_server: StrataServer, owner: ApiClient
 ) -> None:
     ids = await inspected(strata_server, owner)
     missing = {
@@ -138,7 +138,7 @@ async def test_another_tenants_ids_are_not_found_by_its_operators_either(
         "assistant_id": new_id(ASSISTANT),
         "view_id": new_id(SAVED_VIEW),
     }
-    stranger = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.ADMIN))
+    stranger = ApiClient(client=owner.client, key=await make_key(strata_server, "other", Scope.ADMIN))
     before = await everything(strata_server)
     for method, path, body in ADMIN_ROUTES:
         answers = []
@@ -148,7 +148,7 @@ async def test_another_tenants_ids_are_not_found_by_its_operators_either(
             assert answer.status_code == 404, (method, path, answer.text)
         assert answers[0] == answers[1], "an answer reveals that the object exists"
         for key in ("none", owner.key):
-            answer = await Talk(client=owner.client, key=key).ask(method, path.format(**ids), body)
+            answer = await ApiClient(client=owner.client, key=key).ask(method, path.format(**ids), body)
             assert answer.status_code == (401 if key == "none" else 403)
     after = await everything(strata_server)
     # The attempts to export, fork, cancel, compact, undo and erase are audited in the tenant of the key.
@@ -159,20 +159,20 @@ async def test_another_tenants_ids_are_not_found_by_its_operators_either(
 
 
 READING = {"render", "check"}
-"""Routes that read, though they are a POST."""
+"""Routes that only read, although they are a POST."""
 
 
-async def test_a_superadmin_reads_all_of_it_and_changes_nothing_of_another_tenant(
-    strata_server: StrataServer, owner: Talk
+async def test_a_superadmin_reads_everything_and_changes_nothing_of_another_tenant(
+    strata_server: StrataServer, owner: ApiClient
 ) -> None:
     ids = await inspected(strata_server, owner)
-    superadmin = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
+    superadmin = ApiClient(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
     before = await everything(strata_server)
     read = set()
     for method, path, body in ADMIN_ROUTES:
         answer = await superadmin.ask(method, path.format(**ids), body)
         if "view_id" in path:
-            # A view belongs to the people of its tenant alone.
+            # A saved view is visible to its tenant only.
             assert answer.status_code == 404
         elif method == "GET" or path.rpartition("/")[2] in READING:
             assert answer.status_code == 200, (method, path, answer.text)
@@ -202,10 +202,12 @@ async def test_a_superadmin_reads_all_of_it_and_changes_nothing_of_another_tenan
     ]
 
 
-async def test_reading_again_leaves_no_second_row_and_ones_own_none(strata_server: StrataServer, owner: Talk) -> None:
+async def test_reading_again_adds_no_second_row_and_reading_the_own_tenant_none(
+    strata_server: StrataServer, owner: ApiClient
+) -> None:
     ids = await inspected(strata_server, owner)
-    superadmin = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
-    at_home = Talk(client=owner.client, key=await make_key(strata_server, None, Scope.SUPERADMIN))
+    superadmin = ApiClient(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
+    at_home = ApiClient(client=owner.client, key=await make_key(strata_server, None, Scope.SUPERADMIN))
     for path in (f"/admin/api/conversations/{ids['conversation_id']}", "/admin/api/conversations"):
         for _ in range(3):
             await superadmin.expect(200, "GET", path)
@@ -216,11 +218,11 @@ async def test_reading_again_leaves_no_second_row_and_ones_own_none(strata_serve
     await at_home.expect(200, "DELETE", f"/admin/api/conversations/{ids['conversation_id']}")
 
 
-async def test_searching_other_tenants_is_told_without_what_was_searched_for(
-    strata_server: StrataServer, owner: Talk
+async def test_searching_other_tenants_is_logged_without_the_search_text(
+    strata_server: StrataServer, owner: ApiClient
 ) -> None:
     await inspected(strata_server, owner)
-    superadmin = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
+    superadmin = ApiClient(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
     theirs = strata_server.tenant.id
     await superadmin.expect(200, "GET", "/admin/api/conversations?tenant=all&phrase=secret+words")
     await superadmin.expect(200, "GET", f"/admin/api/assistants?tenant={theirs}")
@@ -233,9 +235,9 @@ async def test_searching_other_tenants_is_told_without_what_was_searched_for(
 
 @pytest.mark.parametrize("route", ["conversations", "assistants", "replays", "overview", "audit"])
 async def test_naming_two_tenants_does_not_hide_which_one_is_read(
-    strata_server: StrataServer, owner: Talk, route: str
+    strata_server: StrataServer, owner: ApiClient, route: str
 ) -> None:
-    superadmin = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
+    superadmin = ApiClient(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
     own = (await superadmin.expect(200, "GET", "/v1/key"))["tenant"]["id"]
     for other in (strata_server.tenant.id, "all"):
         for named in (f"tenant={own}&tenant={other}", f"tenant={other}&tenant={own}"):
@@ -246,16 +248,16 @@ async def test_naming_two_tenants_does_not_hide_which_one_is_read(
 
 
 @pytest.mark.parametrize("route", ["keys", "views", "jobs", "usage"])
-async def test_a_route_of_the_own_tenant_only_leaves_no_row_for_another(
-    strata_server: StrataServer, owner: Talk, route: str
+async def test_a_route_of_the_own_tenant_only_logs_nothing_for_another(
+    strata_server: StrataServer, owner: ApiClient, route: str
 ) -> None:
-    superadmin = Talk(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
+    superadmin = ApiClient(client=owner.client, key=await make_key(strata_server, "other", Scope.SUPERADMIN))
     await superadmin.expect(200, "GET", f"/admin/api/{route}?tenant={strata_server.tenant.id}")
     assert "tenant.read" not in {row["action"] for row in await audit_rows(strata_server)}
 
 
-async def test_no_route_of_operators_can_change_another_tenants_objects(strata_server: StrataServer) -> None:
-    """By the routes themselves: one that is added later is refused unless it is listed as reading."""
+async def test_no_route_of_operators_can_change_objects_of_another_tenant(strata_server: StrataServer) -> None:
+    """Derived from the routes themselves: one that is added later is refused unless it is listed as reading."""
     changing = {
         (method, route.path_format)
         for route in strata_server.program.app.litestar.routes
@@ -265,14 +267,14 @@ async def test_no_route_of_operators_can_change_another_tenants_objects(strata_s
     reading = {(method, path) for method, path in changing if path in _READ_ONLY_POSTS}
     assert {path.rpartition("/")[2] for _, path in reading} == {"render", "check", "export"}
     superadmin = await make_key(strata_server, "other", Scope.SUPERADMIN)
-    async with open_talk(strata_server) as owner, open_operator(strata_server.url) as operator:
+    async with open_api(strata_server) as owner, open_operator(strata_server.url) as operator:
         ids = await inspected(strata_server, owner)
         await operator.log_in(superadmin)
         token = await operator.csrf_token()
-        talk = Talk(client=owner.client, key=superadmin)
+        api = ApiClient(client=owner.client, key=superadmin)
         for method, path in changing - reading:
             if path.startswith("/admin/api"):
-                answer = await talk.ask(method, path.format(**ids), {})
+                answer = await api.ask(method, path.format(**ids), {})
             else:
                 answer = await operator.send(path.format(**ids), {"csrf_token": token})
                 assert (await operator.get(path.format(**ids))).status_code == 403
@@ -297,11 +299,11 @@ async def audit_rows(server: StrataServer) -> list[dict[str, Any]]:
     ]
 
 
-async def inspected(server: StrataServer, owner: Talk) -> dict[str, str]:
-    """The ids of what the owner's tenant has."""
+async def inspected(server: StrataServer, owner: ApiClient) -> dict[str, str]:
+    """The ids of objects of the owner's tenant."""
     conversation, sha256 = await picture_of(owner)
     shown = await owner.expect(200, "GET", f"/v1/conversations/{conversation}")
-    admin = Talk(client=owner.client, key=server.admin_key)
+    admin = ApiClient(client=owner.client, key=server.admin_key)
     view = await admin.expect(201, "POST", "/admin/api/views", {"name": "mine", "filters": {"state": "failed"}})
     return {
         "conversation_id": conversation,
@@ -316,7 +318,7 @@ async def inspected(server: StrataServer, owner: Talk) -> dict[str, str]:
 
 
 async def make_key(server: StrataServer, tenant_name: str | None, scope: Scope) -> str:
-    """A key of a new tenant; without a name, of the server's own."""
+    """A key of a new tenant; without a name, of the server's own tenant."""
     tenant = server.tenant if tenant_name is None else await server.key_ring.create_tenant(tenant_name)
     _, key = await server.key_ring.create_key(
         tenant_id=tenant.id, name="other", scopes=frozenset({scope}), expires_at=None
@@ -324,7 +326,9 @@ async def make_key(server: StrataServer, tenant_name: str | None, scope: Scope) 
     return key
 
 
-async def test_an_image_of_another_conversation_of_the_tenant_is_not_the_strangers(owner: Talk, stranger: Talk) -> None:
+async def test_an_image_of_another_conversation_is_not_available_to_another_tenant(
+    owner: ApiClient, stranger: ApiClient
+) -> None:
     _, sha256 = await picture_of(owner)
     own = await stranger.begin()
     await stranger.say(own)

@@ -1,4 +1,4 @@
-"""Turns over real HTTP: the whole program, the real database, and the providers' emulators."""
+"""Turns over real HTTP: the whole program, the real database, and the emulators of the providers."""
 
 import asyncio
 import base64
@@ -19,25 +19,25 @@ from tests.support.builders import NASTY
 from tests.support.conversation_driver import eventually
 from tests.support.emulators import BOTH, EmulatedProviders
 from tests.support.fakes.log_capture import capture_log
-from tests.support.http_driver import Talk, open_talk, turns
+from tests.support.http_driver import ApiClient, open_api, turns
 
 RAIN = Reply(thinking="Rain?", text="It rains in Oslo.")
 ASKS = Reply(thinking="I have to look.", tool_calls=(ToolCall(name="get_weather", arguments={"city": "Oslo"}),))
-PATIENCE_SECONDS = 20
+WAIT_SECONDS = 20
 
 
 @pytest.fixture
-async def talk(strata_server: StrataServer) -> AsyncIterator[Talk]:
-    async with open_talk(strata_server) as opened:
+async def api(strata_server: StrataServer) -> AsyncIterator[ApiClient]:
+    async with open_api(strata_server) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_a_turn_is_answered_when_it_has_ended(talk: Talk, emulated: EmulatedProviders, provider: str) -> None:
-    conversation = await talk.begin(provider)
-    emulated[provider].says(RAIN)
-    said = await talk.say(conversation, "What is the weather in Oslo?")
-    turn = said["turn"]
+async def test_a_turn_is_answered_after_its_end(api: ApiClient, emulated: EmulatedProviders, provider: str) -> None:
+    conversation = await api.begin(provider)
+    emulated[provider].queue_replies(RAIN)
+    taken = await api.say(conversation, "What is the weather in Oslo?")
+    turn = taken["turn"]
     assert (turn["seq"], turn["kind"], turn["state"], turn["stop_reason"]) == (
         2,
         "model_response",
@@ -49,37 +49,37 @@ async def test_a_turn_is_answered_when_it_has_ended(talk: Talk, emulated: Emulat
     assert turn["error"] is None
     assert turn["usage"]["output_tokens"] > 0
     assert turn["cost_usd"] > 0
-    assert said["conversation"] == {"id": conversation, "revision": 2, "state": "idle", "pending_tool_calls": []}
-    assert await talk.expect(200, "GET", turns(conversation, 2)) == turn
+    assert taken["conversation"] == {"id": conversation, "revision": 2, "state": "idle", "pending_tool_calls": []}
+    assert await api.expect(200, "GET", turns(conversation, 2)) == turn
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_a_stream_tells_the_turn_as_it_comes_and_again_from_any_event(
-    talk: Talk, emulated: EmulatedProviders, provider: str
+async def test_a_stream_has_the_events_of_the_turn_and_can_be_resumed_from_any_event(
+    api: ApiClient, emulated: EmulatedProviders, provider: str
 ) -> None:
-    conversation = await talk.begin(provider)
-    emulated[provider].says(RAIN)
-    heard = await talk.hear("POST", turns(conversation), {"input": "What is the weather in Oslo?"})
-    assert [number for number, _, _ in heard] == list(range(1, len(heard) + 1))
-    assert heard[0][1:] == ("turn.started", {"conversation_id": conversation, "input_seq": 1, "seq": 2})
-    assert "".join(data["text"] for _, name, data in heard if name == "text.delta") == "It rains in Oslo."
-    name, end = heard[-1][1:]
+    conversation = await api.begin(provider)
+    emulated[provider].queue_replies(RAIN)
+    streamed = await api.read_events("POST", turns(conversation), {"input": "What is the weather in Oslo?"})
+    assert [number for number, _, _ in streamed] == list(range(1, len(streamed) + 1))
+    assert streamed[0][1:] == ("turn.started", {"conversation_id": conversation, "input_seq": 1, "seq": 2})
+    assert "".join(data["text"] for _, name, data in streamed if name == "text.delta") == "It rains in Oslo."
+    name, end = streamed[-1][1:]
     assert name == "turn.completed"
-    assert end["turn"] == await talk.expect(200, "GET", turns(conversation, 2))
+    assert end["turn"] == await api.expect(200, "GET", turns(conversation, 2))
     assert end["conversation"]["revision"] == 2
     events = f"{turns(conversation, 2)}/events"
-    assert await talk.hear("GET", events) == heard
-    for after in range(len(heard)):
-        assert await talk.hear("GET", events, last_event_id=str(after)) == heard[after:]
-    for after in (len(heard), len(heard) + 1):
-        nothing_left = await talk.ask("GET", events, last_event_id=str(after))
+    assert await api.read_events("GET", events) == streamed
+    for after in range(len(streamed)):
+        assert await api.read_events("GET", events, last_event_id=str(after)) == streamed[after:]
+    for after in (len(streamed), len(streamed) + 1):
+        nothing_left = await api.ask("GET", events, last_event_id=str(after))
         assert (nothing_left.status_code, nothing_left.content) == (204, b"")
-    assert await talk.hear("GET", f"{events}?after=2") == heard[2:]
+    assert await api.read_events("GET", f"{events}?after=2") == streamed[2:]
 
 
-async def test_the_stream_is_fit_for_proxies(talk: Talk) -> None:
-    conversation = await talk.begin()
-    async with talk.listen("POST", turns(conversation), {"input": "Hello"}) as (answer, events):
+async def test_the_stream_has_the_headers_for_proxies(api: ApiClient) -> None:
+    conversation = await api.begin()
+    async with api.listen("POST", turns(conversation), {"input": "Hello"}) as (answer, events):
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert answer.headers["cache-control"] == "no-cache"
         assert answer.headers["x-accel-buffering"] == "no"
@@ -90,27 +90,27 @@ async def test_the_stream_is_fit_for_proxies(talk: Talk) -> None:
 
 @pytest.mark.parametrize("provider", BOTH)
 async def test_a_tool_loop_shows_everything_but_the_signatures(
-    talk: Talk, emulated: EmulatedProviders, provider: str
+    api: ApiClient, emulated: EmulatedProviders, provider: str
 ) -> None:
-    conversation = await talk.begin(provider)
-    emulated[provider].says(ASKS, RAIN)
-    heard = await talk.hear("POST", turns(conversation), {"input": "What is the weather in Oslo?"})
-    end = heard[-1][2]
+    conversation = await api.begin(provider)
+    emulated[provider].queue_replies(ASKS, RAIN)
+    streamed = await api.read_events("POST", turns(conversation), {"input": "What is the weather in Oslo?"})
+    end = streamed[-1][2]
     (call,) = end["conversation"]["pending_tool_calls"]
     assert (call["name"], call["arguments"]) == ("get_weather", {"city": "Oslo"})
     assert end["conversation"]["state"] == "awaiting_tools"
     assert end["turn"]["stop_reason"] == "tool_use"
-    assert [data for _, name, data in heard if name == "tool_call.end"] == [call]
-    shown = await talk.ask("GET", f"/v1/conversations/{conversation}")
+    assert [data for _, name, data in streamed if name == "tool_call.end"] == [call]
+    shown = await api.ask("GET", f"/v1/conversations/{conversation}")
     assert shown.json()["pending_tool_calls"] == [call]
     results = {"tool_results": [{"tool_call_id": call["id"], "output": {"celsius": 4}}]}
-    final = await talk.ask("POST", turns(conversation), results)
+    final = await api.ask("POST", turns(conversation), results)
     assert final.json()["conversation"]["state"] == "idle"
-    page = await talk.ask("GET", turns(conversation))
+    page = await api.ask("GET", turns(conversation))
     assert [turn["kind"] for turn in page.json()["data"]] == [
         "user_task", "model_response", "tool_response", "model_response",
     ]  # fmt: skip
-    everything = f"{heard}{shown.text}{final.text}{page.text}"
+    everything = f"{streamed}{shown.text}{final.text}{page.text}"
     secrets = {text for asked in emulated[provider].requests() for text in signatures(asked)}
     assert secrets, "the emulator saw no signature, so this test shows nothing"
     for secret in secrets:
@@ -119,7 +119,7 @@ async def test_a_tool_loop_shows_everything_but_the_signatures(
 
 
 def signatures(node: Any) -> list[str]:
-    """Every signature in a request that a provider got."""
+    """Every signature in a request that a provider received."""
     match node:
         case dict():
             own = [node[name] for name in ("signature", "thoughtSignature", "thought_signature") if name in node]
@@ -136,61 +136,63 @@ def signatures(node: Any) -> list[str]:
             return []
 
 
-async def test_a_request_that_would_break_the_history_is_refused_and_nothing_is_kept(
-    talk: Talk, emulated: EmulatedProviders
+async def test_a_request_that_would_break_the_history_is_refused_and_nothing_is_stored(
+    api: ApiClient, emulated: EmulatedProviders
 ) -> None:
-    conversation = await talk.begin()
-    emulated.gemini.says(ASKS)
-    await talk.say(conversation)
+    conversation = await api.begin()
+    emulated.gemini.queue_replies(ASKS)
+    await api.say(conversation)
     for body in (
         {"input": "Never mind."},
         {"tool_results": [{"tool_call_id": "call_other", "output": 1}]},
         {"tool_results": [{"tool_call_id": "call_other", "output": 1}] * 2},
     ):
-        problem = await talk.expect(422, "POST", turns(conversation), body)
+        problem = await api.expect(422, "POST", turns(conversation), body)
         assert problem["code"] == "history_rule_broken"
         assert problem["rule"]
         assert ("abandon_pending_calls" in problem["hint"]) is ("input" in body)
-    assert (await talk.expect(200, "GET", f"/v1/conversations/{conversation}"))["revision"] == 2
-    said = await talk.expect(200, "POST", turns(conversation), {"input": "Never mind.", "abandon_pending_calls": True})
-    assert said["turn"]["seq"] == 4
+    assert (await api.expect(200, "GET", f"/v1/conversations/{conversation}"))["revision"] == 2
+    taken = await api.expect(200, "POST", turns(conversation), {"input": "Never mind.", "abandon_pending_calls": True})
+    assert taken["turn"]["seq"] == 4
 
 
-async def test_a_key_gives_the_same_turn_again_and_another_body_none(talk: Talk, emulated: EmulatedProviders) -> None:
-    conversation = await talk.begin()
-    first = await talk.ask("POST", turns(conversation), {"input": "Hello"}, idempotency_key="key 1")
+async def test_a_repeated_key_gives_the_same_turn_and_another_body_is_refused(
+    api: ApiClient, emulated: EmulatedProviders
+) -> None:
+    conversation = await api.begin()
+    first = await api.ask("POST", turns(conversation), {"input": "Hello"}, idempotency_key="key 1")
     assert "idempotency-replayed" not in first.headers
-    again = await talk.ask(
+    again = await api.ask(
         "POST", turns(conversation), {"input": [{"type": "text", "text": "Hello"}]}, idempotency_key="key 1"
     )
     assert again.headers["idempotency-replayed"] == "true"
     assert again.json() == first.json()
-    async with talk.listen("POST", turns(conversation), {"input": "Hello"}, idempotency_key="key 1") as (
+    async with api.listen("POST", turns(conversation), {"input": "Hello"}, idempotency_key="key 1") as (
         answer,
         events,
     ):
         assert answer.headers["idempotency-replayed"] == "true"
         assert [event async for event in events][-1][2] == first.json()
-    other = await talk.ask("POST", turns(conversation), {"input": "Bye"}, idempotency_key="key 1")
+    other = await api.ask("POST", turns(conversation), {"input": "Bye"}, idempotency_key="key 1")
     assert (other.status_code, other.json()["code"]) == (409, "idempotency_key_reused")
     assert other.headers["x-should-retry"] == "false"
     assert len(emulated.gemini.requests()) == 1
 
 
-async def test_a_retry_that_says_so_is_recognised_without_a_key(talk: Talk, emulated: EmulatedProviders) -> None:
-    conversation = await talk.begin()
-    first = await talk.say(conversation, "Hello", x_stainless_retry_count="0")
-    assert await talk.say(conversation, "Hello", x_stainless_retry_count="1") == first
-    assert (await talk.say(conversation, "Hello"))["turn"]["seq"] == 4
+async def test_a_declared_retry_is_recognised_without_a_key(api: ApiClient, emulated: EmulatedProviders) -> None:
+    conversation = await api.begin()
+    first = await api.say(conversation, "Hello", x_stainless_retry_count="0")
+    assert await api.say(conversation, "Hello", x_stainless_retry_count="1") == first
+    assert (await api.say(conversation, "Hello"))["turn"]["seq"] == 4
     assert len(emulated.gemini.requests()) == 2
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "é", "tab\there"])
-async def test_a_key_that_is_none_is_refused(talk: Talk, key: str) -> None:
-    answer = await talk.client.post(
+async def test_an_invalid_key_is_refused(api: ApiClient, key: str) -> None:
+    answer = await api.client.post(
         turns("conv_x"),
         content=b'{"input": "Hello"}',
-        headers=[(b"authorization", f"Bearer {talk.key}".encode()), (b"idempotency-key", key.encode())],
+        headers=[(b"authorization", f"Bearer {api.key}".encode()), (b"idempotency-key", key.encode())],
     )
     assert answer.status_code == 422
     assert answer.json()["errors"] == [
@@ -202,135 +204,141 @@ async def test_a_key_that_is_none_is_refused(talk: Talk, key: str) -> None:
     ]
 
 
-async def test_a_turn_can_be_left_to_itself(talk: Talk, emulated: EmulatedProviders) -> None:
-    conversation = await talk.begin()
-    emulated.gemini.fails(FaultKind.SILENCE, after_chunks=1)
-    answer = await talk.ask("POST", turns(conversation), {"input": "Hello"}, prefer="respond-async")
+async def test_a_turn_can_run_without_a_waiting_client(api: ApiClient, emulated: EmulatedProviders) -> None:
+    conversation = await api.begin()
+    emulated.gemini.inject_fault(FaultKind.SILENCE, after_chunks=1)
+    answer = await api.ask("POST", turns(conversation), {"input": "Hello"}, prefer="respond-async")
     assert answer.status_code == 202
     assert answer.json()["turn"] == {"seq": 2, "kind": "model_response", "state": "running"}
     assert answer.json()["conversation"]["state"] == "running"
     assert answer.headers["location"] == turns(conversation, 2)
     assert answer.headers["preference-applied"] == "respond-async"
-    running = await talk.ask("GET", answer.headers["location"])
+    running = await api.ask("GET", answer.headers["location"])
     assert (running.status_code, running.json()["state"], running.headers["retry-after"]) == (200, "running", "1")
-    busy = await talk.ask("POST", turns(conversation), {"input": "Another"})
+    busy = await api.ask("POST", turns(conversation), {"input": "Another"})
     assert (busy.status_code, busy.json()["code"]) == (409, "conversation_busy")
     assert "retry-after" in busy.headers
-    cancelled = await talk.expect(200, "POST", f"/v1/conversations/{conversation}/cancel", {"turn_seq": 2})
+    cancelled = await api.expect(200, "POST", f"/v1/conversations/{conversation}/cancel", {"turn_seq": 2})
     assert (cancelled["turn"]["state"], cancelled["conversation"]["state"]) == ("cancelled", "idle")
-    assert await talk.expect(200, "GET", answer.headers["location"]) == cancelled["turn"]
+    assert await api.expect(200, "GET", answer.headers["location"]) == cancelled["turn"]
 
 
-async def test_a_disconnect_does_not_cancel(talk: Talk, emulated: EmulatedProviders) -> None:
-    conversation = await talk.begin()
-    emulated.gemini.says(RAIN)
-    async with talk.listen("POST", turns(conversation), {"input": "Hello"}) as (_, events):
+async def test_a_disconnect_does_not_cancel(api: ApiClient, emulated: EmulatedProviders) -> None:
+    conversation = await api.begin()
+    emulated.gemini.queue_replies(RAIN)
+    async with api.listen("POST", turns(conversation), {"input": "Hello"}) as (_, events):
         assert (await anext(events))[1] == "turn.started"
-    heard = await talk.hear("GET", f"{turns(conversation, 2)}/events")
-    assert heard[-1][1] == "turn.completed"
+    streamed = await api.read_events("GET", f"{turns(conversation, 2)}/events")
+    assert streamed[-1][1] == "turn.completed"
 
 
 def finished_turns(log: str) -> list[Any]:
-    """The lines about requests for turns."""
+    """The log lines of requests for turns."""
     lines = [json.loads(line) for line in log.splitlines()]
     return [line for line in lines if line["event"] == "http.request_finished" and line["route"].endswith("/turns")]
 
 
-async def test_a_listener_that_leaves_is_noticed_and_is_no_error(talk: Talk, emulated: EmulatedProviders) -> None:
-    conversation = await talk.begin()
-    emulated.gemini.fails(FaultKind.SILENCE, after_chunks=1)
+async def test_a_disconnecting_listener_is_recorded_and_is_no_error(
+    api: ApiClient, emulated: EmulatedProviders
+) -> None:
+    conversation = await api.begin()
+    emulated.gemini.inject_fault(FaultKind.SILENCE, after_chunks=1)
     with capture_log() as log:
-        async with talk.listen("POST", turns(conversation), {"input": "Hello"}) as (_, events):
+        async with api.listen("POST", turns(conversation), {"input": "Hello"}) as (_, events):
             assert (await anext(events))[1] == "turn.started"
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not (lines := finished_turns(log.getvalue())):
-                await talk.client.get("/healthz")
+                await api.client.get("/healthz")
     (line,) = lines
     assert (line["status"], line["disconnected"]) == (200, True)
     assert "http.request_failed" not in log.getvalue()
-    assert (await talk.expect(200, "GET", turns(conversation, 2)))["state"] == "running"
-    await talk.expect(200, "POST", f"/v1/conversations/{conversation}/cancel")
+    assert (await api.expect(200, "GET", turns(conversation, 2)))["state"] == "running"
+    await api.expect(200, "POST", f"/v1/conversations/{conversation}/cancel")
 
 
-async def test_a_waiting_client_learns_that_its_turn_was_cancelled(talk: Talk, emulated: EmulatedProviders) -> None:
-    conversation = await talk.begin()
-    emulated.gemini.fails(FaultKind.SILENCE, after_chunks=1)
-    async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group:
-        waiting = group.create_task(talk.say(conversation))
-        while (await talk.ask("GET", turns(conversation, 2))).status_code == 404:
+async def test_a_waiting_client_is_informed_that_its_turn_was_cancelled(
+    api: ApiClient, emulated: EmulatedProviders
+) -> None:
+    conversation = await api.begin()
+    emulated.gemini.inject_fault(FaultKind.SILENCE, after_chunks=1)
+    async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as group:
+        waiting = group.create_task(api.say(conversation))
+        while (await api.ask("GET", turns(conversation, 2))).status_code == 404:
             pass
-        await talk.expect(200, "POST", f"/v1/conversations/{conversation}/cancel")
+        await api.expect(200, "POST", f"/v1/conversations/{conversation}/cancel")
     assert waiting.result()["turn"]["state"] == "cancelled"
 
 
-async def test_there_is_nothing_to_cancel_when_nothing_runs(talk: Talk) -> None:
-    conversation = await talk.begin()
+async def test_there_is_nothing_to_cancel_when_nothing_runs(api: ApiClient) -> None:
+    conversation = await api.begin()
     for body in (None, {}, {"turn_seq": 2}, {"turn_seq": None}):
-        answer = await talk.ask("POST", f"/v1/conversations/{conversation}/cancel", body)
+        answer = await api.ask("POST", f"/v1/conversations/{conversation}/cancel", body)
         assert (answer.status_code, answer.json()["code"]) == (409, "turn_not_running"), body
         assert answer.headers["x-should-retry"] == "false"
-    assert (await talk.expect(422, "POST", f"/v1/conversations/{conversation}/cancel", {"seq": 2}))["errors"]
+    assert (await api.expect(422, "POST", f"/v1/conversations/{conversation}/cancel", {"seq": 2}))["errors"]
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_a_failed_turn_is_the_problem_of_its_error_with_what_had_arrived(
-    talk: Talk, emulated: EmulatedProviders, provider: str
+async def test_a_failed_turn_is_a_problem_with_what_had_arrived(
+    api: ApiClient, emulated: EmulatedProviders, provider: str
 ) -> None:
-    conversation = await talk.begin(provider)
-    emulated[provider].says(Reply(text="It rains in Oslo and in Bergen and everywhere else."))
-    emulated[provider].fails(FaultKind.CUT, after_chunks=4)
-    answer = await talk.ask("POST", turns(conversation), {"input": "Hello"})
+    conversation = await api.begin(provider)
+    emulated[provider].queue_replies(Reply(text="It rains in Oslo and in Bergen and everywhere else."))
+    emulated[provider].inject_fault(FaultKind.CUT, after_chunks=4)
+    answer = await api.ask("POST", turns(conversation), {"input": "Hello"})
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (502, "provider_disconnected")
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["x-should-retry"] == "false"
     assert "retry-after" not in answer.headers
     assert (problem["conversation_id"], problem["turn_seq"]) == (conversation, 2)
-    assert problem["turn"] == await talk.expect(200, "GET", turns(conversation, 2))
+    assert problem["turn"] == await api.expect(200, "GET", turns(conversation, 2))
     assert problem["turn"]["state"] == "failed"
     assert problem["turn"]["error"]["code"] == "provider_disconnected"
-    heard = await talk.hear("GET", f"{turns(conversation, 2)}/events")
-    assert heard[-1][1] == "turn.failed"
-    assert heard[-1][2]["error"] == problem["turn"]["error"]
-    assert (await talk.say(conversation))["turn"]["state"] == "complete"
+    streamed = await api.read_events("GET", f"{turns(conversation, 2)}/events")
+    assert streamed[-1][1] == "turn.failed"
+    assert streamed[-1][2]["error"] == problem["turn"]["error"]
+    assert (await api.say(conversation))["turn"]["state"] == "complete"
 
 
-async def test_turns_are_paged_in_either_order(talk: Talk) -> None:
-    conversation = await talk.begin()
+async def test_turns_are_paged_in_either_order(api: ApiClient) -> None:
+    conversation = await api.begin()
     for _ in range(3):
-        await talk.say(conversation)
+        await api.say(conversation)
     for order, expected in (("asc", [1, 2, 3, 4, 5, 6]), ("desc", [6, 5, 4, 3, 2, 1])):
         found: list[int] = []
         cursor: str | None = ""
         while cursor is not None:
             path = f"{turns(conversation)}?limit=4&order={order}" + (f"&cursor={cursor}" if cursor else "")
-            page = await talk.expect(200, "GET", path)
+            page = await api.expect(200, "GET", path)
             found += [turn["seq"] for turn in page["data"]]
             cursor = page["next_cursor"]
         assert found == expected
-    await talk.expect(422, "GET", f"{turns(conversation)}?order=up")
-    assert (await talk.expect(400, "GET", f"{turns(conversation)}?cursor=x"))["code"] == "cursor_invalid"
+    await api.expect(422, "GET", f"{turns(conversation)}?order=up")
+    assert (await api.expect(400, "GET", f"{turns(conversation)}?cursor=x"))["code"] == "cursor_invalid"
 
 
-async def test_a_turn_that_is_not_there_is_not_found(talk: Talk) -> None:
-    conversation = await talk.begin()
-    await talk.say(conversation)
+async def test_a_missing_turn_is_not_found(api: ApiClient) -> None:
+    conversation = await api.begin()
+    await api.say(conversation)
     for seq in ("3", "0", "-1", str(2**70), "9" * 5000):
         for path in (f"{turns(conversation)}/{seq}", f"{turns(conversation)}/{seq}/events"):
-            answer = await talk.ask("GET", path)
+            answer = await api.ask("GET", path)
             assert answer.status_code == 404, (seq, answer.text)
-    problem = await talk.expect(404, "GET", f"{turns(conversation, 1)}/events")
+    problem = await api.expect(404, "GET", f"{turns(conversation, 1)}/events")
     assert problem["code"] == "turn_not_found"
     assert "2" in problem["hint"]
 
 
 @pytest.mark.parametrize("provider", BOTH)
-async def test_any_text_goes_through_as_valid_json(talk: Talk, emulated: EmulatedProviders, provider: str) -> None:
-    conversation = await talk.begin(provider)
-    emulated[provider].says(Reply(text=f"{NASTY.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')}"))
-    heard = await talk.hear("POST", turns(conversation), {"input": NASTY})
-    assert heard[-1][1] == "turn.completed"
-    asked = await talk.expect(200, "GET", turns(conversation, 1))
+async def test_any_text_is_returned_as_valid_json(api: ApiClient, emulated: EmulatedProviders, provider: str) -> None:
+    conversation = await api.begin(provider)
+    emulated[provider].queue_replies(
+        Reply(text=f"{NASTY.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')}")
+    )
+    streamed = await api.read_events("POST", turns(conversation), {"input": NASTY})
+    assert streamed[-1][1] == "turn.completed"
+    asked = await api.expect(200, "GET", turns(conversation, 1))
     joined = NASTY.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     assert asked["blocks"] == [{"type": "text", "text": joined}]
 
@@ -342,13 +350,13 @@ class TestRate:
     def server_settings(self, server_settings: Settings) -> Settings:
         return server_settings.model_copy(update={"rate_limit_per_minute": 3})
 
-    async def test_a_duplicate_is_answered_above_the_rate(self, talk: Talk) -> None:
-        conversation = await talk.begin()
-        first = await talk.say(conversation, "Hello", idempotency_key="key")
-        answer = await talk.ask("GET", f"/v1/conversations/{conversation}")
+    async def test_a_duplicate_is_answered_above_the_rate(self, api: ApiClient) -> None:
+        conversation = await api.begin()
+        first = await api.say(conversation, "Hello", idempotency_key="key")
+        answer = await api.ask("GET", f"/v1/conversations/{conversation}")
         assert (answer.status_code, answer.json()["code"]) == (429, "rate_limited")
         assert int(answer.headers["retry-after"]) >= 1
-        again = await talk.ask("POST", turns(conversation), {"input": "Hello"}, idempotency_key="key")
+        again = await api.ask("POST", turns(conversation), {"input": "Hello"}, idempotency_key="key")
         assert (again.status_code, again.json()) == (200, first)
         assert again.headers["idempotency-replayed"] == "true"
         for body, key, status in (
@@ -356,14 +364,14 @@ class TestRate:
             ({"input": "Bye"}, "key", 409),
             ({"input": ""}, "key", 422),
         ):
-            assert (await talk.ask("POST", turns(conversation), body, idempotency_key=key)).status_code == status
+            assert (await api.ask("POST", turns(conversation), body, idempotency_key=key)).status_code == status
 
 
-async def test_a_listener_that_does_not_read_holds_up_nobody(
-    talk: Talk, strata_server: StrataServer, emulated: EmulatedProviders
+async def test_a_stalled_listener_blocks_no_other(
+    api: ApiClient, strata_server: StrataServer, emulated: EmulatedProviders
 ) -> None:
-    conversation = await talk.begin()
-    emulated.gemini.says(Reply(text="word after " * 3_000))
+    conversation = await api.begin()
+    emulated.gemini.queue_replies(Reply(text="word after " * 3_000))
     address = httpx2.URL(strata_server.url)
     body = b'{"input": "Tell me everything."}'
     head = (
@@ -376,16 +384,16 @@ async def test_a_listener_that_does_not_read_holds_up_nobody(
         loop = asyncio.get_running_loop()
         await loop.sock_connect(narrow, (address.host, address.port))
         await loop.sock_sendall(narrow, head.encode() + body)
-        # Nothing is read. The turn ends all the same, and others hear all of it.
+        # Nothing is read. The turn still ends, and other listeners get all of it.
         await eventually(lambda: _is_idle(strata_server, conversation))
-        heard = await talk.hear("GET", f"{turns(conversation, 2)}/events")
-        assert len(heard) > 3_000
+        streamed = await api.read_events("GET", f"{turns(conversation, 2)}/events")
+        assert len(streamed) > 3_000
         received = bytearray()
         while b"event: turn.completed" not in received[-100_000:]:
-            piece = await asyncio.wait_for(loop.sock_recv(narrow, 1 << 20), PATIENCE_SECONDS)
+            piece = await asyncio.wait_for(loop.sock_recv(narrow, 1 << 20), WAIT_SECONDS)
             assert piece
             received += piece
-    assert received.count(b"event: text.delta") == sum(name == "text.delta" for _, name, _ in heard)
+    assert received.count(b"event: text.delta") == sum(name == "text.delta" for _, name, _ in streamed)
 
 
 async def _is_idle(server: StrataServer, conversation_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""A tiny OpenTelemetry collector on this machine: keeps what it is sent."""
+"""A small OpenTelemetry collector on this machine that records what it receives."""
 
 import threading
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 @dataclass(slots=True)
 class Collector:
-    """`status` is what it answers; `gate` keeps it from answering while it is closed."""
+    """`status` is its response; it does not respond while `gate` is closed."""
 
     url: str = ""
     status: int = 200
@@ -23,7 +23,7 @@ class Collector:
 
     @property
     def spans(self) -> list[Span]:
-        """All spans that came in, in their order."""
+        """All received spans, in order."""
         return [
             span
             for request in self.requests
@@ -45,7 +45,7 @@ def attributes_of(span: Span) -> dict[str, Any]:
 
 @contextmanager
 def open_collector() -> Iterator[Collector]:
-    """A collector in a thread of its own, on a free port."""
+    """A collector in a separate thread, on a free port."""
     collector = Collector()
     collector.gate.set()
 
@@ -61,7 +61,7 @@ def open_collector() -> Iterator[Collector]:
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # reason: the base class' signature
-            """Says nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""An observer of compactions that remembers."""
+"""An observer of compactions that records them."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from server.conversation.call import CallEnd, CallStart
 
 @dataclass(slots=True)
 class Observed:
-    """What was told."""
+    """The observed compactions."""
 
     reports: list[CompactionReport] = field(default_factory=list)
     queued: list[tuple[str, str]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A conversation in memory: what a store gives to the payload builder, and what it keeps of the answers."""
+"""A conversation in memory: the sources for the payload builder, and the stored answers."""
 
 import hashlib
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ from server.conversation.turn import STRATA_DIALECT, Native, StopReason, TurnKin
 from server.payload.builder import BuiltPayload, build_payload, hash_prefix
 from server.providers.model_profile import find_profile
 from server.providers.provider import Provider, ProviderStream, StreamState
-from tests.contracts.provider_rig import TOOLS
+from tests.contracts.provider_harness import TOOLS
 from tests.support.builders import build_conversation
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speaker:
-    """Who is asked, as which assistant."""
+class ModelTarget:
+    """The provider and model that are called, with the definition of the assistant."""
 
     provider: Provider
     model: str
@@ -51,9 +51,9 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A request that went out."""
+    """A request that was sent."""
 
-    speaker: Speaker
+    target: ModelTarget
     built: BuiltPayload
     stream: ProviderStream
     failure: ProviderFailed | None
@@ -69,8 +69,8 @@ class Sent:
 
 
 @dataclass(slots=True)
-class Talk:
-    """Turns as they would be stored. Input has odd numbers, answers the even ones after them."""
+class InMemoryConversation:
+    """Turns as they would be stored. Inputs have odd numbers, answers the even ones after them."""
 
     turns: list[BufferedTurn] = field(default_factory=list)
     stop_reasons: dict[int, StopReason | None] = field(default_factory=dict)
@@ -78,23 +78,23 @@ class Talk:
 
     @property
     def pending(self) -> tuple[ToolCallBlock, ...]:
-        """The calls that wait for results."""
+        """The pending calls."""
         last = self.turns[-1] if self.turns else None
         if last is None or last.kind is not TurnKind.MODEL_RESPONSE or last.state is not TurnState.COMPLETE:
             return ()
         return tuple(block for block in last.blocks or () if isinstance(block, ToolCallBlock))
 
     def say(self, *texts: str) -> None:
-        """A user task. Calls that wait are given up."""
+        """Append a user task. Pending calls are abandoned."""
         self.put(TurnKind.USER_TASK, tuple(TextBlock(text=text) for text in texts))
 
     def give_results(self, output: JsonValue = None) -> None:
-        """Results for all calls that wait, the last first."""
+        """Append results for all pending calls, the last first."""
         results = [ToolResultBlock(tool_call_id=call.id, output=output or {"celsius": 4}) for call in self.pending]
         self.put(TurnKind.TOOL_RESPONSE, tuple(reversed(results)))
 
     def put(self, kind: TurnKind, blocks: tuple[Block, ...], **fields: Any) -> BufferedTurn:
-        """Any turn, as an import might bring it."""
+        """Append any turn, as an import might contain it."""
         values: dict[str, Any] = {
             "seq": len(self.turns) + 1,
             "kind": kind,
@@ -113,49 +113,49 @@ class Talk:
         self.turns.append(turn)
         return turn
 
-    def source(self, speaker: Speaker) -> PayloadSource:
+    def source(self, target: ModelTarget) -> PayloadSource:
         previous = self.sent[-1] if self.sent else None
         return PayloadSource(
             conversation=_conversation(),
-            assistant=Assistant(id="asst_1", version=1, created_at=NOW, definition=speaker.definition),
-            epoch=_epoch(speaker),
-            static_text=speaker.static_text,
-            buffered=tuple(self._as_loaded(turn, speaker) for turn in self.turns),
+            assistant=Assistant(id="asst_1", version=1, created_at=NOW, definition=target.definition),
+            epoch=_epoch(target),
+            static_text=target.static_text,
+            buffered=tuple(self._as_loaded(turn, target) for turn in self.turns),
             blobs={},
             previous_manifest=() if previous is None else previous.built.manifest,
             previous_order=None if previous is None else previous.built.order,
-            previous_prefix_hash=None if previous is None else previous.speaker.prefix_hash,
+            previous_prefix_hash=None if previous is None else previous.target.prefix_hash,
         )
 
-    def build(self, speaker: Speaker, dynamic: str | None = None) -> BuiltPayload:
+    def build(self, target: ModelTarget, dynamic: str | None = None) -> BuiltPayload:
         return build_payload(
-            self.source(speaker),
-            provider=speaker.provider,
-            profile=find_profile(speaker.provider.name, speaker.model),
-            static_text=speaker.static_text,
-            epoch=_epoch(speaker),
+            self.source(target),
+            provider=target.provider,
+            profile=find_profile(target.provider.name, target.model),
+            static_text=target.static_text,
+            epoch=_epoch(target),
             dynamic=dynamic,
             blobs={},
         )
 
-    async def ask(self, speaker: Speaker, dynamic: str | None = None, *, stop_after: int | None = None) -> Sent:
-        """Sends what answers the newest turn and keeps what comes; cancels after so many events."""
-        source, built = self.source(speaker), self.build(speaker, dynamic)
-        stream = speaker.provider.open_stream(built.payload)
+    async def ask(self, target: ModelTarget, dynamic: str | None = None, *, stop_after: int | None = None) -> Sent:
+        """Send the request for the newest turn and store its answer; cancel after `stop_after` events."""
+        source, built = self.source(target), self.build(target, dynamic)
+        stream = target.provider.open_stream(built.payload)
         failure: ProviderFailed | None = None
-        heard = 0
+        received = 0
         try:
             async for _ in stream.events():
-                heard += 1
-                if heard == stop_after:
+                received += 1
+                if received == stop_after:
                     await stream.cancel()
         except ProviderFailed as error:
             failure = error
         start = CallStart(
             attempt=1,
-            provider=speaker.provider.name,
-            model=speaker.model,
-            account=speaker.provider.account,
+            provider=target.provider.name,
+            model=target.model,
+            account=target.provider.account,
             epoch=1,
             started_at=NOW,
             manifest=encode_manifest(built.manifest),
@@ -165,35 +165,35 @@ class Talk:
         )
         call = Call(turn_seq=len(self.turns) + 1, start=start, end=None)
         rebuild = RebuildSource(call=call, source=source)
-        sent = Sent(speaker=speaker, built=built, stream=stream, failure=failure, rebuild=rebuild)
+        sent = Sent(target=target, built=built, stream=stream, failure=failure, rebuild=rebuild)
         self._keep(sent)
         self.sent.append(sent)
         return sent
 
     def _keep(self, sent: Sent) -> None:
-        answer, speaker = sent.stream.answer, sent.speaker
+        answer, target = sent.stream.answer, sent.target
         states = {StreamState.COMPLETE: TurnState.COMPLETE, StreamState.CANCELLED: TurnState.CANCELLED}
         inside = sent.built.dynamic_sent if sent.built.order is LayerOrder.APPEND_ONLY else None
         turn = self.put(
             TurnKind.MODEL_RESPONSE,
             answer.blocks,
             state=states.get(sent.stream.state, TurnState.FAILED),
-            native=answer.native or Native(dialect=speaker.provider.name, data=b""),
-            provider=speaker.provider.name,
-            model=speaker.model,
-            account=speaker.provider.account,
-            prefix_hash=speaker.prefix_hash,
+            native=answer.native or Native(dialect=target.provider.name, data=b""),
+            provider=target.provider.name,
+            model=target.model,
+            account=target.provider.account,
+            prefix_hash=target.prefix_hash,
             dynamic=inside.encode() if inside else None,
         )
         self.stop_reasons[turn.seq] = answer.stop_reason
 
-    def _as_loaded(self, turn: BufferedTurn, speaker: Speaker) -> BufferedTurn:
-        """Without the blocks that the store does not read."""
+    def _as_loaded(self, turn: BufferedTurn, target: ModelTarget) -> BufferedTurn:
+        """The turn without the blocks that the store does not load."""
         is_plain = (
             turn.kind is TurnKind.MODEL_RESPONSE
             and turn.state is TurnState.COMPLETE
             and self.stop_reasons.get(turn.seq) is not StopReason.TOOL_USE
-            and turn.provider == speaker.provider.name
+            and turn.provider == target.provider.name
         )
         return replace(turn, blocks=None) if is_plain else turn
 
@@ -202,16 +202,16 @@ def data_of(messages: Sequence[PayloadMessage]) -> list[bytes]:
     return [message.data for message in messages]
 
 
-def _epoch(speaker: Speaker) -> Epoch:
+def _epoch(target: ModelTarget) -> Epoch:
     return Epoch(
         number=1,
         reason=EpochReason.STARTED,
         assistant_version=1,
         generation=0,
         segment_count=0,
-        base_text=speaker.static_text,
-        static_hash=hashlib.sha256(speaker.static_text.encode()).digest(),
-        prefix_hash=speaker.prefix_hash,
+        base_text=target.static_text,
+        static_hash=hashlib.sha256(target.static_text.encode()).digest(),
+        prefix_hash=target.prefix_hash,
         arguments_hash=b"",
         template_hash=b"",
         buffer_start_seq=1,

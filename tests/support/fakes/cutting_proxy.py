@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server that cuts connections after so many bytes of an answer."""
+"""A TCP proxy in front of a server that cuts connections after a number of bytes of an answer."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,7 @@ _PIECE_BYTES = 65536
 
 
 class CuttingProxy:
-    """`cuts`: how many bytes of the next connections reach the client. A connection beyond them is left alone."""
+    """`cuts` has the number of bytes of the next connections that reach the client. Later connections are not cut."""
 
     def __init__(self, upstream_url: str) -> None:
         self.url = ""
@@ -27,7 +27,7 @@ class CuttingProxy:
             asyncio.create_task(_pump(upstream_reader, writer, left)),
         }
         try:
-            # When one side is done with the connection, so is the other.
+            # When one side closes the connection, the other is closed too.
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for pump in pumps:
@@ -37,8 +37,8 @@ class CuttingProxy:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: int | None) -> None:
-    """Until the end, or until so many bytes have passed."""
-    with suppress(OSError):  # either side may be gone at any time
+    """Copy until the end, or until this many bytes have passed."""
+    with suppress(OSError):  # Either side may disconnect at any time.
         while left != 0 and (piece := await reader.read(_PIECE_BYTES)):
             passed = piece if left is None else piece[:left]
             left = None if left is None else left - len(passed)

@@ -1,4 +1,4 @@
-"""A process that uses the embedded Postgres, and the means to look at what belongs to a data directory."""
+"""A process that uses the embedded Postgres, and functions that examine the processes of a data directory."""
 
 import contextlib
 import json
@@ -97,7 +97,7 @@ class EmbeddedUser:
         self.process.communicate()
 
     def leave(self) -> str:
-        """Ends it in good order. What it logged."""
+        """Stop it properly. Returns what it logged."""
         _, log = self.process.communicate(timeout=LIMIT_SECONDS)
         return log
 
@@ -109,7 +109,7 @@ def _stream(stream: IO[str] | None) -> IO[str]:
 
 @contextlib.contextmanager
 def open_base_dir() -> Iterator[Path]:
-    """A directory that every account can enter, which `tmp_path` is not. In the end nothing below it runs."""
+    """A directory that every account can enter, which `tmp_path` is not. At the end nothing below it runs."""
     base = Path(tempfile.mkdtemp(prefix="strata-test-")).resolve()
     base.chmod(0o755)
     try:
@@ -121,7 +121,7 @@ def open_base_dir() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def open_seed_dir() -> Iterator[Path]:
-    """A data directory with a cluster to copy from, for the tests that are not about making one."""
+    """A data directory with a cluster to copy from, for tests that are not about creating one."""
     with open_base_dir() as base:
         open_embedded(base / "data", user="nobody", extra_settings={"fsync": "off"}).close()
         yield base / "data"
@@ -132,7 +132,7 @@ def copy_seed(seed: Path, data_dir: Path) -> None:
 
 
 def kill_below(base: Path) -> bool:
-    """Whether there was anything to kill."""
+    """Returns whether there was anything to kill."""
     processes = processes_below(base)
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -141,12 +141,12 @@ def kill_below(base: Path) -> bool:
 
 
 def processes_below(base: Path) -> list[psutil.Process]:
-    """Everything that belongs to data directories here: users, supervisors, and Postgres with all its processes."""
+    """All processes of data directories here: users, supervisors, and Postgres with all its processes."""
     made = [path for pattern in ("postgres", "*/postgres", "*/*/postgres") for path in base.glob(pattern)]
     removed = [
         base / "postgres",
         base / "data" / "postgres",
-    ]  # a test may have removed them, and their processes live on
+    ]  # A test may have removed them while their processes still run.
     titles = tuple(f"postgres: {cluster_name(str(path))}: " for path in (*made, *removed))
     return [
         process
@@ -168,7 +168,7 @@ def eventually(condition: Callable[[], bool], seconds: float = LIMIT_SECONDS) ->
 
 
 def python_for_nobody() -> str:
-    """The interpreter of the tests may lie in the home of root. Any other will do, as only our code is imported."""
+    """The interpreter of the tests may be in the home of root. Any other works, as only our code is imported."""
     for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
         code = f"import sys, os; os.listdir({str(find_programs().bin_dir)!r}); sys.exit(sys.version_info < (3, 11))"
         try:

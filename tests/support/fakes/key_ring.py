@@ -16,7 +16,7 @@ class InMemoryKeyRing:
     def __init__(self) -> None:
         self.down = False
         self.lookups = 0
-        """How often it was asked for a live key."""
+        """How often a live key was requested."""
         self._tenants: dict[str, Tenant] = {}
         self._keys: dict[str, tuple[ApiKey, bytes]] = {}
 

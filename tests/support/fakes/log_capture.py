@@ -1,4 +1,4 @@
-"""Turns the whole process' log into text, and puts everything back."""
+"""Captures the log of the whole process as text, and restores the configuration."""
 
 import logging
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _TOUCHED = ("", "strata", "uvicorn", "uvicorn.access", "alembic", "opentelemetry
 
 @contextmanager
 def capture_log(level: str = "debug", log_format: LogFormat = "json") -> Iterator[StringIO]:
-    """What is logged inside the block, as an operator would see it."""
+    """What is logged inside the block, in the format of an operator."""
     stream = StringIO()
     with logs_put_back():
         configure_logs(level, log_format, stream=stream)
@@ -21,7 +21,7 @@ def capture_log(level: str = "debug", log_format: LogFormat = "json") -> Iterato
 
 @contextmanager
 def logs_put_back() -> Iterator[None]:
-    """However logs are set up inside the block, it is not so behind it."""
+    """Restore the configuration of the logs after the block."""
     loggers = [logging.getLogger(name) for name in _TOUCHED]
     before = [(logger, logger.handlers, logger.level, logger.propagate, logger.disabled) for logger in loggers]
     try:

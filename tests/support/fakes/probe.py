@@ -8,7 +8,7 @@ from server.conversation.errors import StrataError
 
 @dataclass(slots=True)
 class SwitchableProbe:
-    """Raises `error` while there is one; with a `gate` it first waits for it to open."""
+    """Raises `error` if it is set; with a `gate` it first waits for the gate to open."""
 
     name: str = "database"
     error: StrataError | None = None

@@ -4,7 +4,7 @@ from server.conversation.errors import RateLimited
 
 
 class CountedRate:
-    """Counts every request; set `left` to let only so many through."""
+    """Counts every request; `left` is the number of requests that are still allowed."""
 
     def __init__(self) -> None:
         self.left: int | None = None

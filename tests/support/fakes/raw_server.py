@@ -1,4 +1,4 @@
-"""A TCP server that speaks HTTP by hand, for answers that no HTTP library would send."""
+"""A TCP server with hand-written HTTP, for answers that no HTTP library would send."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,7 +20,7 @@ class RawConnection:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     number: int
-    """From 1, in the order in which they were made."""
+    """From 1, in the order of the connections."""
     request_count: int = 0
     """How many requests were read from it."""
 
@@ -44,14 +44,14 @@ class RawConnection:
         await self.writer.drain()
 
     async def send_whole(self, body: bytes, content_type: str = "text/event-stream") -> None:
-        """A complete answer, after which the connection can be used again."""
+        """A complete answer, after which the connection can be reused."""
         await self.send(
             b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n%s"
             % (content_type.encode(), len(body), body)
         )
 
     async def closed_by_client(self) -> None:
-        """Until the client has closed its side."""
+        """Wait until the client has closed its side."""
         with suppress(OSError):
             while await self.reader.read(65536):
                 pass
@@ -59,7 +59,7 @@ class RawConnection:
 
 @dataclass(slots=True, kw_only=True)
 class RawServer:
-    """The connections that were made, in their order."""
+    """The accepted connections, in order."""
 
     url: str
     connections: list[RawConnection] = field(default_factory=list)
@@ -70,24 +70,24 @@ class RawServer:
 
 
 @asynccontextmanager
-async def open_raw_server(talk: Callable[[RawConnection], Awaitable[None]]) -> AsyncIterator[RawServer]:
-    """A server on a free port; `talk` serves each connection, which is closed when it returns."""
-    talks: set[asyncio.Task[None]] = set()
+async def open_raw_server(serve_connection: Callable[[RawConnection], Awaitable[None]]) -> AsyncIterator[RawServer]:
+    """A server on a free port; `serve_connection` serves each connection, which is closed when it returns."""
+    tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        talks.add(task)
+        tasks.add(task)
         connection = RawConnection(reader=reader, writer=writer, number=len(server.connections) + 1)
         server.connections.append(connection)
         try:
             with suppress(OSError):
-                await talk(connection)
+                await serve_connection(connection)
         except asyncio.CancelledError:
-            pass  # The test is over; asyncio's server would log the cancellation of its handler.
+            pass  # The test has ended; the server of asyncio would log the cancellation of its handler.
         finally:
             writer.close()
-            talks.discard(task)
+            tasks.discard(task)
 
     listener = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=2048)
     server = RawServer(url=f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
@@ -95,6 +95,6 @@ async def open_raw_server(talk: Callable[[RawConnection], Awaitable[None]]) -> A
         yield server
     finally:
         listener.close()
-        for task in list(talks):
+        for task in list(tasks):
             task.cancel()
-        await asyncio.gather(*talks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

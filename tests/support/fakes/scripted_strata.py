@@ -1,7 +1,7 @@
 """A small Strata server for tests of its client: real HTTP, scripted answers, and a network that breaks on request.
 
-It keeps what the client's promises are about: a turn is taken once for an idempotency key, and its events can be read
-again from any number. It is no model of the server beyond that.
+It implements what the guarantees of the client depend on: a turn is accepted once per idempotency key, and its events
+can be read again from any number. It models nothing else of the server.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What it gets."""
+    """A scripted response."""
 
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     streams: bool = False
-    """The body comes in chunks, and more may follow."""
+    """The body is chunked, and more may follow."""
 
     def encode(self) -> bytes:
         length = {"transfer-encoding": "chunked"} if self.streams else {"content-length": str(len(self.body))}
@@ -50,13 +50,13 @@ class Answer:
 
 @dataclass(slots=True, kw_only=True)
 class ScriptedTurn:
-    """A turn that was taken."""
+    """An accepted turn."""
 
     seq: int
     body: Any
     events: Sequence[Event]
     readable: int
-    """How many of its events there are yet."""
+    """The number of its events that exist so far."""
 
 
 def chunk(data: bytes) -> bytes:
@@ -64,7 +64,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def problem(status: int, code: str, detail: str = "It cannot be.", hint: str = "", **headers: str) -> Answer:
-    """An error as the server words it."""
+    """An error in the format of the server."""
     body = {"type": f"urn:strata:error:{code}", "status": status, "code": code, "detail": detail, "hint": hint}
     return answer_json(
         {**body, "request_id": "req_1", "extra": [1]},
@@ -105,8 +105,8 @@ def turn_json(seq: int, blocks: Sequence[Mapping[str, Any]], **members: Any) -> 
     }
 
 
-def said(seq: int, *pieces: str, thinking: str = "", **members: Any) -> list[Event]:
-    """The events of an answer in text."""
+def answer_events(seq: int, *pieces: str, thinking: str = "", **members: Any) -> list[Event]:
+    """The events of an answer with text."""
     events: list[Event] = [("thinking.delta", {"text": thinking})] if thinking else []
     events += [("text.delta", {"text": piece}) for piece in pieces]
     blocks = [{"type": "thinking", "text": thinking}] if thinking else []
@@ -116,7 +116,7 @@ def said(seq: int, *pieces: str, thinking: str = "", **members: Any) -> list[Eve
 
 
 def called(seq: int, *calls: Mapping[str, Any]) -> list[Event]:
-    """The events of an answer that asks for tools."""
+    """The events of an answer with tool calls."""
     events: list[Event] = [_started(seq)]
     for call in calls:
         arguments = json.dumps(call["arguments"])
@@ -130,9 +130,9 @@ def called(seq: int, *calls: Mapping[str, Any]) -> list[Event]:
 
 
 def failed(seq: int, *pieces: str, code: str = "provider_overloaded") -> list[Event]:
-    """The events of an answer that broke off."""
+    """The events of a failed answer."""
     error = {"code": code, "message": "The provider is overloaded.", "hint": "Try again in a moment."}
-    return said(seq, *pieces, state="failed", stop_reason="error", error=error)
+    return answer_events(seq, *pieces, state="failed", stop_reason="error", error=error)
 
 
 def encode_events(events: Sequence[Event], after: int = 0) -> bytes:
@@ -148,7 +148,7 @@ def _started(seq: int) -> Event:
 
 
 class ScriptedStrata:
-    """Answers turns with `replies` in their order, and everything else from `answers`."""
+    """Answers turns with `replies` in order, and other requests from `answers`."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -158,22 +158,22 @@ class ScriptedStrata:
         self.replies: deque[Callable[[int], Sequence[Event]]] = deque()
         """The events of the next turns, by their number."""
         self.answers: dict[tuple[str, str], deque[Answer]] = {}
-        """By method and path; the last one stays. They go before all else."""
+        """Responses by method and path; the last one is repeated. They have precedence over everything else."""
         self.cuts: deque[int | None] = deque()
-        """After how many bytes the connections of the next answers are cut; None: this one is left whole."""
+        """After how many bytes the connections of the next responses are cut; None: not at all."""
         self.resets = False
-        """A cut is a reset, which may swallow what was sent just before it."""
+        """A cut is a reset, which may discard what was sent just before it."""
         self.preface = b""
-        """What every stream begins with, such as a comment."""
+        """The beginning of every stream, such as a comment."""
         self.turns: dict[str, ScriptedTurn] = {}
-        """By idempotency key: each was taken once."""
+        """The accepted turns by idempotency key."""
         self.held = asyncio.Event()
-        """Cleared, running turns give nothing behind their first events."""
+        """While it is cleared, running turns send nothing after their first events."""
         self.held.set()
         self.held_behind = 2
         self.conversation: dict[str, Any] = {**status_of(0), "assistant_id": "asst_1", "assistant_version": 1}
         self.seen_bytes = 0
-        """Of the newest answer, before any cut."""
+        """Of the newest response, before any cut."""
 
     def script(self, method: str, path: str, *answers: Answer) -> None:
         self.answers[method, path] = deque(answers)
@@ -183,7 +183,7 @@ class ScriptedStrata:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            with suppress(OSError, asyncio.IncompleteReadError):  # a client may leave at any time
+            with suppress(OSError, asyncio.IncompleteReadError):  # A client may disconnect at any time.
                 request = await _read_request(reader)
                 self.requests.append(request)
                 self.request_came.set()

@@ -1,4 +1,4 @@
-"""The real application over fakes, served by uvicorn on a free port of this machine, as in production."""
+"""The real application with fakes, served by uvicorn on a free port of this machine, as in production."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ class Site:
     log: StringIO = field(default_factory=StringIO)
 
     async def get(self, path: str, *, key: str | None = None, **options: Any) -> httpx2.Response:
-        """A GET, with the key where there is one."""
+        """Send a GET request, with the key if there is one."""
         if key is not None:
             options["headers"] = {**options.get("headers", {}), "authorization": f"Bearer {key}"}
         return await self.client.get(path, **options)
@@ -59,7 +59,7 @@ class Site:
 
 @asynccontextmanager
 async def serve(app: RequestMiddleware) -> AsyncIterator[int]:
-    """Serves on a free port until the block ends. The port is a socket of uvicorn's own, made as in production."""
+    """Serve on a free port until the block ends. The socket is created as in production."""
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, log_config=None, access_log=False, server_header=False, ws="none", lifespan="on"
     )

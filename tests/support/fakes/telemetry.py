@@ -1,4 +1,4 @@
-"""The telemetry of turns, and everything that comes out of it."""
+"""The telemetry of turns, and everything that it records."""
 
 import json
 from decimal import Decimal
@@ -27,7 +27,7 @@ SECRET = "what was said"
 
 
 class Watched:
-    """A server's telemetry, and what comes out of it."""
+    """The telemetry of a server, and everything that it records."""
 
     def __init__(self, log: StringIO) -> None:
         self.metrics = Metrics(version="1", assistant_labels=True)
@@ -43,7 +43,7 @@ class Watched:
         return [json.loads(line) for line in self._log.getvalue().splitlines()]
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of all series with these labels; a name that nothing has is a mistake of the test."""
+        """The sum of all series with these labels; an unknown name is a mistake of the test."""
         samples = [
             sample
             for family in self.metrics.registry.collect()

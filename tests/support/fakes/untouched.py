@@ -1,10 +1,10 @@
-"""A part that a test must not reach: what is refused at the door touches nothing behind it."""
+"""A dependency that a test must not reach: a refused request uses nothing."""
 
 from typing import Any
 
 
 def untouched(name: str) -> Any:
-    """Any use of it is an error of the server's, and so a 500."""
+    """Any use of it is an internal error, and so a 500."""
     return _Untouched(name)
 
 

@@ -176,7 +176,9 @@ async def test_a_body_that_comes_after_its_answer_does_not_keep_a_connection_ope
 
 
 async def test_a_connection_is_idle_after_a_body_that_came_after_its_answer() -> None:
-    """Not waiting for a head: a proxy would find the connection closed long before the idle time is over."""
+    """The connection must not be treated as waiting for a head: a proxy would find it closed long before the idle
+    time is over.
+    """
     async with serving(patient(idle_seconds=SHORT)) as served:
         reader, writer = await served.open()
         writer.write(b"POST / HTTP/1.1\r\nhost: strata.test\r\ncontent-length: 3\r\n\r\n")
@@ -206,7 +208,7 @@ async def test_connections_above_the_limit_get_503_and_others_continue() -> None
             assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
         assert (await served.send(get())).startswith(b"HTTP/1.1 503 Service Unavailable")
         assert served.refused == ["connection_limit_reached"]
-        # What was refused does not count, and what ended makes room.
+        # A refused connection does not count, and a closed one frees its place.
         reader, writer = held.pop()
         writer.write(get())
         await reader.read()
@@ -218,7 +220,7 @@ async def test_connections_above_the_limit_get_503_and_others_continue() -> None
         held[0][1].close()
 
 
-async def test_a_second_request_within_a_running_answer_cannot_put_an_error_into_it() -> None:
+async def test_a_second_request_within_a_running_answer_cannot_insert_an_error_into_it() -> None:
     async with serving(patient()) as served:
         reader, writer = await served.open()
         writer.write(get("/slow", close=False))

@@ -1,4 +1,4 @@
-"""The format of archives: what was written is read, and what was not is refused with its line."""
+"""The archive format: what was written can be read, and invalid content is refused with its line number."""
 
 import json
 from collections.abc import Callable
@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_said_with_its_line(name: str) -> None:
+def test_a_mistake_is_reported_with_its_line(name: str) -> None:
     change, line, message = WRONG[name]
     with pytest.raises(ArchiveInvalid, match=message) as refused:
         kinds(change(archive()))
@@ -132,7 +132,7 @@ def test_a_member_that_a_later_release_added_may_be_missing_and_only_such() -> N
     assert conversation.values == {"id": ID, "next_seq": 1}
 
 
-def test_turns_that_are_not_there_are_missed() -> None:
+def test_missing_turns_are_detected() -> None:
     writer = ArchiveWriter(FIELDS)
     row = {"id": ID, "next_seq": 3, "note": None}
     lines = [writer.header(), writer.record(RecordKind.CONVERSATION, row), writer.end()]
@@ -140,7 +140,7 @@ def test_turns_that_are_not_there_are_missed() -> None:
         kinds(lines)
 
 
-def test_a_blob_is_what_its_hash_says() -> None:
+def test_a_blob_must_match_its_hash() -> None:
     writer = ArchiveWriter(FIELDS)
     lines = [
         writer.header(),
@@ -178,7 +178,7 @@ def test_every_value_comes_back(**values: Any) -> None:
 
 
 @given(value=json_values, compact=st.booleans())
-def test_every_json_text_comes_back_to_the_letter(*, value: Any, compact: bool) -> None:
+def test_every_json_text_comes_back_unchanged(*, value: Any, compact: bool) -> None:
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":") if compact else (", ", ": "))
     if "\\u0000" in text or "\\ud" in text.lower():
         return
@@ -214,12 +214,12 @@ def test_a_value_that_no_column_could_have_is_refused(kind: FieldKind, value: An
         decode_value(Field(name="x", kind=kind), value)
 
 
-def test_money_keeps_its_places() -> None:
+def test_amounts_keep_their_decimal_places() -> None:
     field = Field(name="x", kind=FieldKind.MONEY)
     assert round_trip(field, Decimal("0.0000000000")).as_tuple() == Decimal("0.0000000000").as_tuple()
     assert encode_value(field, Decimal("1E-10")) == "0.0000000001"
 
 
-def test_times_are_told_in_utc() -> None:
+def test_times_are_written_in_utc() -> None:
     moment = datetime(2026, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))
     assert encode_value(Field(name="x", kind=FieldKind.INSTANT), moment) == "2026-01-01T00:00:00+00:00"

@@ -1,4 +1,4 @@
-"""What a call should read from the cache, and why it read less."""
+"""How much a call should read from the cache, and why it read less."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -65,7 +65,7 @@ def expect(
     return expect_cache_read(previous, trace(usage), current, CLAUDE, elapsed_seconds=elapsed)
 
 
-def test_all_that_the_call_before_left_is_expected() -> None:
+def test_everything_that_the_previous_call_cached_is_expected() -> None:
     assert expect() == CacheExpectation(tokens=2_250, possible_tokens=2_250)
 
 
@@ -73,7 +73,7 @@ def test_the_first_call_expects_nothing() -> None:
     assert expect_cache_read(None, None, NEXT, CLAUDE, elapsed_seconds=0) == CacheExpectation()
 
 
-def test_nobody_can_say_what_a_call_left_that_was_not_answered() -> None:
+def test_nothing_is_expected_after_a_call_without_an_answer() -> None:
     assert expect(usage=Usage()) == CacheExpectation(tokens=None)
 
 
@@ -81,13 +81,11 @@ def test_nobody_can_say_what_a_call_left_that_was_not_answered() -> None:
     ("elapsed", "tokens", "reason"),
     [(300, 2_250, None), (301, 2_000, MissReason.TTL_EXPIRED), (3601, 0, MissReason.TTL_EXPIRED)],
 )
-def test_time_takes_the_messages_first_and_then_the_static_text(
-    elapsed: float, tokens: int, reason: MissReason | None
-) -> None:
+def test_messages_expire_before_the_static_text(elapsed: float, tokens: int, reason: MissReason | None) -> None:
     assert expect(elapsed=elapsed) == CacheExpectation(tokens=tokens, possible_tokens=2_250, reason=reason)
 
 
-def test_a_block_that_changed_leaves_what_stood_before_it() -> None:
+def test_a_changed_block_leaves_the_blocks_before_it_cached() -> None:
     current = request(STATIC, replace(FIRST, hash="edited"), ANSWER)
     assert expect(current) == CacheExpectation(tokens=2_000, possible_tokens=2_250, reason=MissReason.PREFIX_BREAK)
 
@@ -97,7 +95,7 @@ def test_a_new_epoch_is_a_reason_of_its_own() -> None:
     assert expect(current) == CacheExpectation(possible_tokens=2_250, reason=MissReason.EPOCH_BEGAN)
 
 
-def test_a_new_signed_summary_leaves_the_static_text_and_is_no_broken_prefix() -> None:
+def test_a_new_signed_summary_leaves_the_static_text_and_is_not_a_broken_prefix() -> None:
     current = request(STATIC, replace(FIRST, kind="signed_summary", hash="signed"), SECOND)
     assert expect(current) == CacheExpectation(tokens=2_000, possible_tokens=2_250, reason=MissReason.EPOCH_BEGAN)
 
@@ -144,7 +142,7 @@ def test_in_the_layered_order_the_static_text_is_expected() -> None:
     assert small == CacheExpectation(possible_tokens=3_600, reason=MissReason.BELOW_MINIMUM)
 
 
-def test_gemini_reads_the_tools_behind_the_static_text() -> None:
+def test_gemini_reads_the_tools_after_the_static_text() -> None:
     tools = replace(block("tools", 10_000, layer=Layer.STATIC), kind="tools")
     first, last, grown = (block(name, 20_000, layer=Layer.STATIC) for name in ("first", "last", "grown"))
     found = gemini(
@@ -160,7 +158,7 @@ def test_in_the_append_only_order_the_whole_request_is_expected_of_gemini() -> N
     assert gemini(BEFORE, NEXT, usage) == CacheExpectation(tokens=5_000, possible_tokens=5_000)
 
 
-def test_what_an_explicit_cache_stood_for_is_not_in_the_implicit_one() -> None:
+def test_what_an_explicit_cache_replaced_is_not_in_the_implicit_cache() -> None:
     before = trace(Usage(fresh_input_tokens=100, cache_read_tokens=9_000), {"cached_content": "cachedContents/1"})
     found = expect_cache_read(BEFORE, before, NEXT, CLAUDE, elapsed_seconds=1)
     assert found == CacheExpectation(possible_tokens=9_000, reason=MissReason.CACHE_GONE)
@@ -174,7 +172,7 @@ def test_what_an_explicit_cache_stood_for_is_not_in_the_implicit_one() -> None:
         ({"account": "b"}, MissReason.ACCOUNT_CHANGED),
     ],
 )
-def test_what_an_explicit_cache_no_longer_stands_for_was_changed_by_somebody(
+def test_a_prefix_that_an_explicit_cache_no_longer_replaces_counts_as_changed(
     changes: dict[str, Any], reason: MissReason
 ) -> None:
     before = trace(Usage(fresh_input_tokens=100, cache_read_tokens=9_000), {"cached_content": "cachedContents/1"})
@@ -197,14 +195,14 @@ def test_what_an_explicit_cache_no_longer_stands_for_was_changed_by_somebody(
         (CacheExpectation(), 0, "previous_message_not_found", None),
     ],
 )
-def test_a_miss_is_explained_as_far_as_it_can_be(
+def test_a_miss_is_explained_as_far_as_possible(
     expectation: CacheExpectation, read: int, provider_reason: str | None, reason: str | None
 ) -> None:
     usage = Usage(fresh_input_tokens=50, cache_read_tokens=read)
     assert explain_miss(expectation, usage, provider_reason) == reason
 
 
-def test_a_call_that_reported_nothing_missed_nothing() -> None:
+def test_a_call_that_reported_no_usage_is_not_a_miss() -> None:
     assert explain_miss(CacheExpectation(tokens=9, possible_tokens=9), Usage(), "unavailable") is None
 
 

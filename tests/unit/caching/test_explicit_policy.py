@@ -1,4 +1,4 @@
-"""When an explicit cache is made and when it is used."""
+"""When an explicit cache is created and when it is used."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -44,7 +44,7 @@ def demand(**changes: object) -> Demand:
         "observed_calls": 10,
         "implicit_share": Decimal(0),
     }
-    return Demand(**values | changes)  # type: ignore[arg-type]  # reason: the test says what it changes
+    return Demand(**values | changes)  # type: ignore[arg-type]  # reason: the test names the fields that it changes
 
 
 def wants(settings: CacheSettings, asked: Demand, *, ttl_seconds: int = 3600) -> bool:
@@ -61,7 +61,7 @@ def wants(settings: CacheSettings, asked: Demand, *, ttl_seconds: int = 3600) ->
         ("anthropic", "claude-opus-5", LayerOrder.LAYERED, "auto", False),
     ],
 )
-def test_explicit_caches_are_for_models_that_have_them_where_only_the_static_text_repeats(
+def test_explicit_caches_are_for_models_that_support_them_if_only_the_static_text_repeats(
     *, provider: str, model: str, order: LayerOrder, explicit: str, expected: bool
 ) -> None:
     settings = CacheSettings(explicit=ExplicitChoice(explicit))
@@ -82,21 +82,21 @@ def test_a_cache_is_used_for_its_own_prefix_while_it_lives() -> None:
         assert choose_cache(good, other, NOW) is None
 
 
-def test_a_cache_has_to_pay_for_its_storage_unless_it_is_asked_for() -> None:
-    """A million tokens: ten calls save 10 x 1.80, making costs 2.00 and an hour of storage 4.50."""
+def test_a_cache_has_to_pay_for_its_storage_unless_it_is_required() -> None:
+    """For a million tokens, ten calls save 10 x 1.80; creating the cache costs 2.00 and an hour of storage 4.50."""
     assert wants(AUTO, demand())
     assert wants(AUTO, demand(calls_last_hour=4))
     assert not wants(AUTO, demand(calls_last_hour=3))
     assert wants(ON, demand(calls_last_hour=0, observed_calls=0))
 
 
-def test_a_cache_that_comes_for_nothing_is_not_paid_for() -> None:
+def test_no_explicit_cache_is_paid_for_if_implicit_caching_works() -> None:
     assert wants(AUTO, demand(implicit_share=Decimal("0.6")))
     assert not wants(AUTO, demand(implicit_share=Decimal("0.7")))
     assert not wants(AUTO, demand(implicit_share=Decimal(1), calls_last_hour=10_000))
 
 
-def test_nothing_is_decided_before_the_implicit_cache_has_shown_itself() -> None:
+def test_nothing_is_decided_before_the_implicit_cache_was_observed() -> None:
     assert not wants(AUTO, demand(observed_calls=2))
 
 
@@ -105,7 +105,7 @@ def test_a_text_below_the_minimum_is_never_cached() -> None:
     assert wants(ON, demand(static_tokens=4_096))
 
 
-def test_without_a_price_nothing_pays() -> None:
+def test_without_a_price_no_cache_is_created() -> None:
     assert not is_worthwhile(AUTO, demand(), PRO, None, ttl_seconds=3600)
     assert is_worthwhile(ON, demand(), PRO, None, ttl_seconds=3600)
 
@@ -122,12 +122,12 @@ def test_more_calls_never_make_a_cache_less_wanted(calls: int, share: Decimal, m
     assert wants(AUTO, many) or not wants(AUTO, few)
 
 
-def test_storage_is_summed_over_models_and_an_unknown_one_counts_as_dear() -> None:
+def test_storage_is_summed_over_models_and_an_unknown_price_counts_as_high() -> None:
     assert storage_usd_per_hour({}, NOW) == 0
     kept = {"gemini-3.8-flash": 1_000_000, "gemini-3.1-pro-preview": 500_000, "gemini-9-unheard": 2_000_000}
     assert storage_usd_per_hour(kept, NOW) == Decimal(1) + Decimal("2.25") + Decimal(9)
 
 
-def test_a_cache_is_prolonged_when_half_of_its_time_is_over() -> None:
+def test_a_cache_is_extended_after_half_of_its_lifetime() -> None:
     assert needs_renewal(cache(seconds_left=299), NOW, ttl_seconds=600)
     assert not needs_renewal(cache(seconds_left=301), NOW, ttl_seconds=600)

@@ -1,4 +1,4 @@
-"""Where markers stand and how long they last."""
+"""Where cache markers are placed and how long they last."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -19,7 +19,7 @@ from server.caching.policy import (
 )
 from server.conversation.payload import Payload, count_static_breakpoints
 from server.providers.pricing import find_price
-from tests.contracts.provider_rig import build_payload
+from tests.contracts.provider_harness import build_payload
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 OPUS = find_price("claude-opus-5-5", NOW, 0)
@@ -68,7 +68,7 @@ def test_there_are_never_more_breakpoints_than_allowed(
         (9, True, (False, (7, 9))),
     ],
 )
-def test_a_wide_answer_and_a_long_text_take_the_places_of_others(
+def test_a_wide_answer_and_a_long_text_take_the_markers_of_other_blocks(
     *, static_piece_count: int, is_wide: bool, expected: tuple[bool, tuple[int, ...]]
 ) -> None:
     markers = place_breakpoints(10, has_tools=True, static_piece_count=static_piece_count, limit=4, is_wide=is_wide)
@@ -76,7 +76,9 @@ def test_a_wide_answer_and_a_long_text_take_the_places_of_others(
 
 
 @given(rhythm=rhythms, asked=st.none() | st.integers(60, 86_400), priced=st.booleans())
-def test_what_stands_first_lives_at_least_as_long(*, rhythm: Rhythm, asked: int | None, priced: bool) -> None:
+def test_an_earlier_marker_lives_at_least_as_long_as_a_later_one(
+    *, rhythm: Rhythm, asked: int | None, priced: bool
+) -> None:
     lifetimes = plan_lifetimes(rhythm, OPUS if priced else None, requested_seconds=asked)
     assert lifetimes.static_seconds >= lifetimes.message_seconds
     assert {lifetimes.static_seconds, lifetimes.message_seconds} <= {SHORT_SECONDS, LONG_SECONDS}
@@ -93,13 +95,13 @@ def test_what_stands_first_lives_at_least_as_long(*, rhythm: Rhythm, asked: int 
         ((120 * MINUTE, 10 * MINUTE, 10 * MINUTE), (LONG_SECONDS, LONG_SECONDS)),
     ],
 )
-def test_the_lifetime_follows_the_rhythm(gaps: tuple[float, ...], expected: tuple[int, int]) -> None:
+def test_the_lifetime_follows_the_pauses_between_calls(gaps: tuple[float, ...], expected: tuple[int, int]) -> None:
     lifetimes = plan_lifetimes(rhythm(*gaps), OPUS)
     assert (lifetimes.static_seconds, lifetimes.message_seconds) == expected
 
 
-def test_an_hour_has_to_pay_for_what_it_costs_to_write() -> None:
-    """One pause in nine calls, and each call adds as much as there is: writing for an hour costs more than it saves."""
+def test_a_lifetime_of_an_hour_has_to_pay_for_its_writes() -> None:
+    """One pause in nine calls, and each call doubles the content: writing for an hour costs more than it saves."""
     gaps = (10 * MINUTE, *[MINUTE] * 8)
     assert (
         plan_lifetimes(rhythm(*gaps, prefix_tokens=1_000, growth_tokens=1_000), OPUS).message_seconds == SHORT_SECONDS
@@ -110,7 +112,7 @@ def test_an_hour_has_to_pay_for_what_it_costs_to_write() -> None:
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(60, SHORT_SECONDS), (3599, SHORT_SECONDS), (3600, LONG_SECONDS)])
-def test_an_assistant_may_decide_the_lifetime_itself(asked: int, expected: int) -> None:
+def test_an_assistant_may_set_the_lifetime(asked: int, expected: int) -> None:
     lifetimes = plan_lifetimes(rhythm(10 * MINUTE), OPUS, requested_seconds=asked)
     assert lifetimes == Lifetimes(static_seconds=expected, message_seconds=expected)
 
@@ -145,11 +147,11 @@ asked_payloads = st.one_of(
 
 
 @given(payload=asked_payloads)
-def test_what_was_asked_of_the_cache_comes_back_from_the_call(payload: Payload) -> None:
+def test_the_cache_settings_of_a_call_are_read_back_from_it(payload: Payload) -> None:
     assert apply_caching(build_payload("m", [b"{}"]), encode_caching(payload)) == payload
 
 
-def test_a_call_that_asked_for_nothing_keeps_nothing() -> None:
+def test_a_call_without_cache_settings_has_no_markers() -> None:
     assert encode_caching(build_payload("m", [b"{}"])) == {}
     payload = build_payload("m", [b"{}"], breakpoints=(0,))
     assert apply_caching(payload, {}) == payload

@@ -96,9 +96,9 @@ def test_any_sequence_of_events_gives_complete_lines_without_controls(events: li
     text = "".join(text for text, _ in pieces)
     assert text.endswith("\n")
     assert "\x1b" not in text
-    said = "".join(event.text for event in events if isinstance(event, TextDelta))
+    expected = "".join(event.text for event in events if isinstance(event, TextDelta))
     plain = "".join(text for text, style in pieces if style is Style.PLAIN)
-    assert plain.replace("\n", "") == escape_controls(said).replace("\n", "")
+    assert plain.replace("\n", "") == escape_controls(expected).replace("\n", "")
 
 
 def test_only_the_screen_sets_colours() -> None:
@@ -145,7 +145,7 @@ def test_stored_turns_results_and_errors_are_shown() -> None:
     assert out.getvalue() == "> Hi\nHello\nturn 2 · price unknown\n← {'a': 1}\nNo. [key_rejected]\n"
 
 
-def test_a_pipe_gets_the_answers_and_nothing_else() -> None:
+def test_a_pipe_receives_the_answers_and_nothing_else() -> None:
     out, err = StringIO(), StringIO()
     screen = PipeScreen(out, err)
     for text in ("Hel", "lo", "Bye\n"):

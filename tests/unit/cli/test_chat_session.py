@@ -17,11 +17,11 @@ from server.web.client import StrataClient, ToolResult
 from tests.support.fakes.scripted_strata import (
     CONVERSATION_ID,
     ScriptedStrata,
+    answer_events,
     answer_json,
     called,
     failed,
     problem,
-    said,
     status_of,
     turn_json,
 )
@@ -32,7 +32,7 @@ TIME = {"id": "call_2", "name": "get_time", "arguments": {}}
 
 
 class Typist:
-    """Answers questions with what was prepared; then it leaves."""
+    """Answers questions with prepared lines, then ends the input."""
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque()
@@ -42,7 +42,7 @@ class Typist:
 
 
 class Chat:
-    """A session, what it shows, and who is asked."""
+    """A session, its output, and the prepared answers to its questions."""
 
     def __init__(self, client: StrataClient, *, asks: bool = True) -> None:
         self.client = client
@@ -84,14 +84,14 @@ def turns_of(strata: ScriptedStrata) -> list[Any]:
 
 
 async def test_a_message_is_a_turn_and_its_answer_is_shown(chat: Chat, strata: ScriptedStrata) -> None:
-    strata.replies.append(lambda seq: said(seq, "Hel", "lo.", thinking="Hm."))
+    strata.replies.append(lambda seq: answer_events(seq, "Hel", "lo.", thinking="Hm."))
     assert await chat.type("Hi")
     assert turns_of(strata) == [{"input": "Hi", "on_busy": "reject"}]
     assert chat.shown.startswith("Hm.\nHello.\nturn 2 · 1,000 in (80 % cached) · 12 out · $0.0123")
 
 
 async def test_local_tools_run_and_the_user_is_prompted_for_other_results(chat: Chat, strata: ScriptedStrata) -> None:
-    strata.replies.extend([lambda seq: called(seq, WEATHER, TIME), lambda seq: said(seq, "Cold.")])
+    strata.replies.extend([lambda seq: called(seq, WEATHER, TIME), lambda seq: answer_events(seq, "Cold.")])
     chat.typist.lines.append('{"celsius": 4}')
     assert await chat.session.send("Weather?")
     weather, time = turns_of(strata)[1]["tool_results"]
@@ -103,7 +103,7 @@ async def test_local_tools_run_and_the_user_is_prompted_for_other_results(chat: 
 
 
 async def test_skipped_calls_stay_pending_and_can_be_answered_later(chat: Chat, strata: ScriptedStrata) -> None:
-    strata.replies.extend([lambda seq: called(seq, WEATHER), lambda seq: said(seq, "Cold.")])
+    strata.replies.extend([lambda seq: called(seq, WEATHER), lambda seq: answer_events(seq, "Cold.")])
     chat.typist.lines.append("/skip")
     assert not await chat.session.send("Weather?")
     assert "The tool calls are pending." in chat.shown
@@ -114,7 +114,7 @@ async def test_skipped_calls_stay_pending_and_can_be_answered_later(chat: Chat, 
 
 
 async def test_a_new_message_abandons_pending_calls(chat: Chat, strata: ScriptedStrata) -> None:
-    strata.replies.extend([lambda seq: called(seq, WEATHER), lambda seq: said(seq, "Fine.")])
+    strata.replies.extend([lambda seq: called(seq, WEATHER), lambda seq: answer_events(seq, "Fine.")])
     await chat.session.send("Weather?")
     await chat.session.send("Never mind.")
     first, second = turns_of(strata)
@@ -145,7 +145,7 @@ def test_a_typed_result_is_json_or_text(typed: str, output: object, *, is_error:
 
 
 async def test_a_failed_turn_is_shown_and_the_chat_continues(chat: Chat, strata: ScriptedStrata) -> None:
-    strata.replies.extend([lambda seq: failed(seq, "Hel"), lambda seq: said(seq, "Hello.")])
+    strata.replies.extend([lambda seq: failed(seq, "Hel"), lambda seq: answer_events(seq, "Hello.")])
     assert not await chat.session.send("Hi")
     assert "Hel\nThe provider is overloaded. Try again in a moment. [provider_overloaded]" in chat.shown
     assert await chat.session.send("Hi")
@@ -158,8 +158,8 @@ async def test_a_rejected_request_is_shown_on_one_line(chat: Chat, strata: Scrip
 
 
 async def begin_turn(chat: Chat, strata: ScriptedStrata) -> asyncio.Task[bool]:
-    """A turn that has said something and is not at its end."""
-    strata.replies.append(lambda seq: said(seq, "Hel", state="cancelled", stop_reason="aborted"))
+    """A turn that has streamed some text and has not ended."""
+    strata.replies.append(lambda seq: answer_events(seq, "Hel", state="cancelled", stop_reason="aborted"))
     strata.held.clear()
     strata.request_came.clear()
     taking = asyncio.create_task(chat.session.send("Hi"))
@@ -179,7 +179,7 @@ async def test_ctrl_c_cancels_the_turn_and_keeps_the_partial_answer(chat: Chat, 
     assert not await taking
     assert strata.asked("POST", f"{CONVERSATION}/cancel")[0].body == {"turn_seq": 2}
     assert "Hel\nCancelled. The partial answer is kept.\n" in chat.shown
-    strata.replies.append(lambda seq: said(seq, "Hello."))
+    strata.replies.append(lambda seq: answer_events(seq, "Hello."))
     assert await chat.session.send("Again.")
 
 
@@ -194,7 +194,7 @@ async def test_ctrl_c_twice_stops_following_the_turn(chat: Chat, strata: Scripte
 
 async def test_ctrl_c_without_a_turn_does_nothing(chat: Chat, strata: ScriptedStrata) -> None:
     chat.session.interrupt()
-    strata.replies.append(lambda seq: said(seq, "Hello."))
+    strata.replies.append(lambda seq: answer_events(seq, "Hello."))
     assert await chat.session.send("Hi")
     assert not strata.asked("POST", f"{CONVERSATION}/cancel")
 
@@ -215,7 +215,7 @@ async def test_a_running_turn_is_cancelled_by_command(chat: Chat, strata: Script
 async def test_resuming_shows_the_newest_turns_and_follows_the_running_one(
     client: StrataClient, strata: ScriptedStrata
 ) -> None:
-    strata.replies.append(lambda seq: said(seq, "Hel", "lo."))
+    strata.replies.append(lambda seq: answer_events(seq, "Hel", "lo."))
     await client.start(CONVERSATION_ID, "Hi")
     task = {"seq": 1, "kind": "user_task", "state": "complete", "blocks": [{"type": "text", "text": "Hi"}]}
     strata.script("GET", f"{CONVERSATION}/turns", answer_json({"data": [task], "next_cursor": None}))
@@ -230,7 +230,7 @@ async def test_resuming_prompts_for_pending_results(client: StrataClient, strata
     strata.conversation.update(status_of(2, [WEATHER]))
     answered = [turn_json(seq, [{"type": "text", "text": f"Answer {seq}."}]) for seq in range(20, 1, -2)]
     strata.script("GET", f"{CONVERSATION}/turns", answer_json({"data": answered, "next_cursor": "more"}))
-    strata.replies.append(lambda seq: said(seq, "Cold."))
+    strata.replies.append(lambda seq: answer_events(seq, "Cold."))
     chat = Chat(client)
     session = await chat.open()
     chat.typist.lines.append("4")
@@ -244,7 +244,7 @@ async def test_resuming_prompts_for_pending_results(client: StrataClient, strata
 async def test_an_image_is_sent_with_its_text(chat: Chat, strata: ScriptedStrata, tmp_path: Path) -> None:
     path = tmp_path / "my cat.png"
     path.write_bytes(b"\x89PNG")
-    strata.replies.append(lambda seq: said(seq, "A cat."))
+    strata.replies.append(lambda seq: answer_events(seq, "A cat."))
     await chat.type(f"/image '{path}' What is this?")
     assert [part["type"] for part in turns_of(strata)[0]["input"]] == ["image", "text"]
 

@@ -116,7 +116,7 @@ def test_an_error_is_described_with_its_hint_and_code() -> None:
     assert describe_error(ServerUnreachable("Nobody there.", sent=False)) == "Nobody there."
 
 
-def test_a_stored_turn_is_shown_without_its_reasoning() -> None:
+def test_a_stored_turn_is_printed_without_its_reasoning() -> None:
     blocks = (
         ThinkingBlock(text="Hm."),
         TextBlock(text="Hello\x1b"),

@@ -18,7 +18,7 @@ from server.cli.parameters import Span, TimeParam
         ("0d", timedelta()),
     ],
 )
-def test_a_span_is_a_number_and_a_unit(typed: str, span: timedelta) -> None:
+def test_a_duration_is_a_number_and_a_unit(typed: str, span: timedelta) -> None:
     assert Span().convert(typed, None, None) == span
 
 

@@ -1,4 +1,4 @@
-"""`strata simulate`: a table, JSON, a chart; the same figures for the same seed."""
+"""`strata simulate`: a table, JSON, a chart, and the same figures for the same seed."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def test_prices_are_those_of_the_date() -> None:
     "option",
     [("--order", "append_only"), ("--keep-exchanges", "1"), ("--fixed-cost-tokens", "9000"), ("--max-tokens", "500")],
 )
-def test_every_option_matters(option: tuple[str, str]) -> None:
+def test_every_option_changes_the_output(option: tuple[str, str]) -> None:
     assert rows_of(*option, "--shape", "support") != rows_of("--shape", "support")
 
 
@@ -67,7 +67,7 @@ def test_a_chart_is_one_file_that_refers_to_no_other(tmp_path: Path) -> None:
     file = tmp_path / "chart.svg"
     run(*SMALL, "--chart", str(file))
     drawn = file.read_text()
-    root = ET.fromstring(drawn)  # noqa: S314  reason: our own drawing
+    root = ET.fromstring(drawn)  # noqa: S314  reason: the command has drawn it
     texts = "".join(root.itertext())
     for name in ("no caching", "append-only", "threshold", "cost policy", "optimum", "exchanges"):
         assert name in texts
@@ -89,7 +89,7 @@ def test_a_model_without_a_price_is_refused() -> None:
 
 
 def test_the_grid_is_printed_row_by_row_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a few rows: the whole takes its time, and its figures are compared with the docs elsewhere."""
+    """Only a few rows: the whole grid takes long, and its figures are compared with the docs in another test."""
     rows = list(islice(walk_grid(models=MODELS[:1]), 2))
     monkeypatch.setattr("server.cli.simulate.walk_grid", lambda **_: iter(rows))
     lines = [json.loads(line) for line in run("--grid", "--json").splitlines()]

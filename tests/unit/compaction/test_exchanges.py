@@ -1,4 +1,4 @@
-"""Every turn is in exactly one exchange, and only the newest can wait for results."""
+"""Every turn is in exactly one exchange, and only the newest exchange can wait for results."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,9 @@ KINDS = {"u": TurnKind.USER_TASK, "m": TurnKind.MODEL_RESPONSE, "t": TurnKind.TO
 
 
 def turns_of(outline: str) -> list[BufferTurn]:
-    """From words such as `u`, `m:a,b`, `t:a`: the ids are those of calls or of results. `!` marks a broken answer."""
+    """Build turns from words such as `u`, `m:a,b`, `t:a`: the ids are those of calls or of results. `!` marks a
+    failed answer.
+    """
     turns = []
     for seq, word in enumerate(outline.split(), start=1):
         kind, _, ids = word.removesuffix("!").partition(":")
@@ -46,7 +48,7 @@ def spans(exchanges: tuple[Exchange, ...]) -> list[tuple[int, int]]:
         ("", []),
     ],
 )
-def test_an_exchange_goes_from_a_task_to_before_the_next(outline: str, expected: list[tuple[int, int]]) -> None:
+def test_an_exchange_ends_before_the_next_task(outline: str, expected: list[tuple[int, int]]) -> None:
     assert spans(split_exchanges(turns_of(outline))) == expected
 
 
@@ -63,20 +65,20 @@ def test_an_exchange_goes_from_a_task_to_before_the_next(outline: str, expected:
         ("u", False, False),
     ],
 )
-def test_the_newest_exchange_is_open_while_calls_wait_and_whole_when_nothing_is_to_come(
+def test_the_newest_exchange_is_open_while_calls_are_pending_and_complete_afterwards(
     outline: str, *, is_open: bool, is_whole: bool
 ) -> None:
     newest = split_exchanges(turns_of(outline))[-1]
     assert (newest.is_open, newest.is_whole) == (is_open, is_whole)
 
 
-def test_a_following_task_declares_open_calls_dead() -> None:
+def test_a_following_task_abandons_open_calls() -> None:
     first, second = split_exchanges(turns_of("u m:a u m"))
     assert not first.is_open
     assert second.is_whole
 
 
-def test_an_exchange_weighs_what_its_turns_weigh() -> None:
+def test_the_size_of_an_exchange_is_the_sum_of_its_turns() -> None:
     exchange = split_exchanges(turns_of("u m:a t:a m"))[0]
     assert exchange.sent_tokens == 100
     assert exchange.segment_tokens == 10

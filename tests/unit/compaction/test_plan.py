@@ -31,7 +31,7 @@ THRESHOLD = CompactionPolicy(kind=PolicyKind.THRESHOLD)
 
 
 def exchange(number: int, **changes: Any) -> Exchange:
-    """The exchange of the turns 2 x number + 1 and the next, 1,000 tokens of which 400 are thinking."""
+    """The exchange of the turns 2 x number + 1 and 2 x number + 2: 1,000 tokens, of which 400 are thinking."""
     plain = Exchange(
         first_seq=2 * number + 1,
         last_seq=2 * number + 2,
@@ -47,7 +47,7 @@ def exchange(number: int, **changes: Any) -> Exchange:
 
 
 def state_of(exchanges: int | Sequence[Exchange], **changes: Any) -> CompactionState:
-    """Right after a call."""
+    """The state right after a call."""
     buffered = [exchange(number) for number in range(exchanges)] if isinstance(exchanges, int) else exchanges
     plain = CompactionState(
         exchanges=buffered,
@@ -73,7 +73,7 @@ def decide(
 
 
 def after(state: CompactionState, decision: CompactionDecision, profile: ModelProfile) -> CompactionState:
-    """The state when the plan has been carried out."""
+    """The state after the plan was executed."""
     assert decision.plan is not None
     count = decision.plan.exchange_count
     kept = state.exchanges[count:]
@@ -104,12 +104,13 @@ def test_the_newest_exchanges_stay() -> None:
     assert decision.plan.last_seq == 16
 
 
-def test_a_cached_buffer_is_carried_until_the_rent_has_reached_the_price() -> None:
+def test_a_cached_buffer_is_kept_until_its_cost_reaches_that_of_moving_it() -> None:
     counts = [count for count in range(5, 60) if decide(append_only(count), CLAUDE).plan is not None]
     first = counts[0]
     waiting = decide(append_only(first - 1), CLAUDE)
     assert waiting.skip_reason is SkipReason.NOT_YET_WORTH_IT
-    # Reading costs 0.1 or, moved, 0.06; writing segment and tail costs 1.25, less what the same would have cost before.
+    # Reading costs 0.1, or 0.06 after the move; writing segment and tail costs 1.25, less what it would have cost
+    # before.
     moved = 1_000 * (first - 4)
     rent = 0.04 * sum(1_000 * count for count in range(first - 4))
     price = 500 + 1.25 * (0.6 * moved + 4_000) - (0.1 * (moved + 4_000 - 500) + 1.25 * 500)
@@ -117,7 +118,7 @@ def test_a_cached_buffer_is_carried_until_the_rent_has_reached_the_price() -> No
     assert counts == list(range(first, 60))
 
 
-def test_a_cold_cache_makes_it_free() -> None:
+def test_with_a_cold_cache_compaction_is_free() -> None:
     state = append_only(6)
     hot = decide(state, CLAUDE)
     assert hot.skip_reason is SkipReason.NOT_YET_WORTH_IT
@@ -127,7 +128,7 @@ def test_a_cold_cache_makes_it_free() -> None:
     assert cold.plan.reason is CompactionReason.COLD_CACHE
 
 
-def test_where_the_cache_is_usually_cold_nothing_is_paid_while_it_is_warm() -> None:
+def test_if_the_cache_is_usually_cold_nothing_is_paid_while_it_is_warm() -> None:
     due = append_only(59)
     assert decide(due, CLAUDE).plan is not None
     waiting = decide(replace(due, typical_gap_seconds=3_600), CLAUDE)
@@ -135,7 +136,7 @@ def test_where_the_cache_is_usually_cold_nothing_is_paid_while_it_is_warm() -> N
     assert waiting.recheck_at == NOW + timedelta(seconds=300)
 
 
-def test_a_conversation_that_is_about_to_end_is_left_alone() -> None:
+def test_a_conversation_that_is_about_to_end_is_not_compacted() -> None:
     ending = append_only(21, typical_exchange_count=23.0)
     going_on = append_only(21, typical_exchange_count=200.0)
     assert decide(ending, CLAUDE).skip_reason is SkipReason.NOT_YET_WORTH_IT
@@ -148,7 +149,7 @@ def test_what_saves_nothing_is_not_moved() -> None:
 
 
 def test_a_prefix_below_the_minimum_is_not_counted_as_cached() -> None:
-    """6,000 tokens are cached; behind a cut 2,500 would not be, so that each call would cost more."""
+    """6,000 tokens are cached; after a cut 2,500 would not be, so that each call would cost more."""
     small = [exchange(number, sent_tokens=1_000, segment_tokens=100) for number in range(5)]
     state = append_only(small, static_tokens=1_000)
     assert decide(state, GEMINI, CompactionPolicy(keep_exchanges=1)).skip_reason is SkipReason.SAVES_NOTHING
@@ -161,7 +162,7 @@ def test_calls_in_tool_loops_count_as_calls() -> None:
     assert decide(append_only(busy), CLAUDE).plan is not None
 
 
-def test_the_threshold_goes_down_to_its_target() -> None:
+def test_the_threshold_policy_compacts_down_to_its_target() -> None:
     policy = replace(THRESHOLD, max_tokens=8_000, target_tokens=6_000)
     assert decide(state_of(8), policy=policy).skip_reason is SkipReason.BELOW_THRESHOLD
     decision = decide(state_of(9), policy=policy)
@@ -170,7 +171,7 @@ def test_the_threshold_goes_down_to_its_target() -> None:
     assert decision.plan.exchange_count == 3
 
 
-def test_the_threshold_counts_turns_too() -> None:
+def test_the_threshold_policy_also_counts_turns() -> None:
     policy = replace(THRESHOLD, max_turns=12, max_tokens=None)
     assert decide(state_of(6), policy=policy).skip_reason is SkipReason.BELOW_THRESHOLD
     decision = decide(state_of(7), policy=policy)
@@ -186,7 +187,7 @@ def test_the_threshold_counts_turns_too() -> None:
         ({"is_whole": False}, SkipReason.EXCHANGE_UNFINISHED),
     ],
 )
-def test_nothing_is_cut_while_an_exchange_is_under_way(newest: dict[str, bool], hold: SkipReason) -> None:
+def test_nothing_is_cut_while_an_exchange_is_running(newest: dict[str, bool], hold: SkipReason) -> None:
     state = state_of([*(exchange(number) for number in range(9)), exchange(9, **newest)])
     price = find_price(GEMINI.model, NOW, 0)
     for policy in (COST, THRESHOLD):
@@ -194,19 +195,19 @@ def test_nothing_is_cut_while_an_exchange_is_under_way(newest: dict[str, bool], 
         assert plan_requested_compaction(state, GEMINI, price, policy, NOW).skip_reason is hold
 
 
-def test_who_asks_gets_all_that_need_not_stay() -> None:
+def test_a_forced_compaction_moves_everything_that_need_not_stay() -> None:
     decision = plan_requested_compaction(append_only(6), CLAUDE, None, CompactionPolicy(kind=PolicyKind.OFF), NOW)
     assert decision.plan is not None
     assert decision.plan.reason is CompactionReason.REQUESTED
     assert decision.plan.exchange_count == 2
 
 
-def test_switched_off_is_off() -> None:
+def test_the_policy_none_never_compacts() -> None:
     off = CompactionPolicy(kind=PolicyKind.OFF)
     assert decide(state_of(50), policy=off) == CompactionDecision(skip_reason=SkipReason.SWITCHED_OFF)
 
 
-def test_a_short_window_is_made_room_in_whether_it_pays_or_not() -> None:
+def test_a_nearly_full_window_is_compacted_whether_it_pays_or_not() -> None:
     huge = [exchange(number, sent_tokens=100_000, segment_tokens=60_000) for number in range(9)]
     decision = decide(append_only(huge), CLAUDE)
     assert decision.plan is not None
@@ -216,7 +217,7 @@ def test_a_short_window_is_made_room_in_whether_it_pays_or_not() -> None:
     assert not decision.needs_summary
 
 
-def test_where_moving_is_not_enough_a_summary_is_needed() -> None:
+def test_a_summary_is_needed_if_moving_is_not_enough() -> None:
     huge = [exchange(number, sent_tokens=100_000, segment_tokens=99_000) for number in range(9)]
     decision = decide(append_only(huge), CLAUDE)
     assert decision.plan is not None
@@ -227,7 +228,7 @@ def test_where_moving_is_not_enough_a_summary_is_needed() -> None:
     assert alone.needs_summary
 
 
-def test_a_short_window_cuts_before_an_open_call_only_where_thinking_is_not_bound() -> None:
+def test_a_full_window_is_cut_before_an_open_call_only_if_thinking_is_not_prefix_bound() -> None:
     huge = [exchange(number, sent_tokens=100_000, segment_tokens=1_000) for number in range(9)]
     state = append_only([*huge, exchange(9, is_open=True, is_whole=False)])
     free = decide(state, CLAUDE)
@@ -239,7 +240,7 @@ def test_a_short_window_cuts_before_an_open_call_only_where_thinking_is_not_boun
     assert bound.window_short
 
 
-def test_a_prefix_bound_model_loses_the_thinking_of_what_stays() -> None:
+def test_a_prefix_bound_model_loses_the_thinking_of_the_turns_that_stay() -> None:
     state = append_only(8)
     bound = decide(state, BOUND, later_seconds=300)
     free = decide(state, CLAUDE, later_seconds=300)
@@ -247,11 +248,11 @@ def test_a_prefix_bound_model_loses_the_thinking_of_what_stays() -> None:
     assert free.plan is not None
     assert not bound.plan.thinking_kept
     assert free.plan.thinking_kept
-    # Cold: the four that stay are written without their 1,600 tokens of thinking.
+    # With a cold cache the four that stay are written without their 1,600 tokens of thinking.
     assert free.plan.price_tokens - bound.plan.price_tokens == pytest.approx(1.25 * 1_600)
 
 
-def test_an_unknown_price_is_assumed_and_told() -> None:
+def test_an_unknown_price_is_assumed_and_reported() -> None:
     unknown = find_profile("anthropic", "claude-unheard-of")
     decision = plan_compaction(append_only(8), unknown, None, COST, NOW + timedelta(hours=1))
     assert decision.plan is not None
@@ -315,7 +316,7 @@ def test_any_buffer_gives_a_valid_plan_or_a_reason(
     if plan is None:
         return
     ends = [one.last_seq for one in state.exchanges]
-    # Between exchanges, from the oldest on, never the newest, never one that is under way or open.
+    # Between exchanges, from the oldest on, never the newest, never one that is running or open.
     assert plan.first_seq == state.exchanges[0].first_seq
     assert plan.last_seq == ends[plan.exchange_count - 1]
     assert plan.last_seq < ends[-1]
@@ -327,7 +328,7 @@ def test_any_buffer_gives_a_valid_plan_or_a_reason(
 
 
 @given(state=states, policy=policies, profile=profiles, later=st.sampled_from([0, 300, 100_000]))
-def test_a_plan_that_was_carried_out_leaves_nothing_to_plan(
+def test_after_a_plan_was_executed_there_is_nothing_to_plan(
     state: CompactionState, policy: CompactionPolicy, profile: ModelProfile, later: int
 ) -> None:
     decision = decide(state, profile, policy, later_seconds=later)
@@ -337,7 +338,7 @@ def test_a_plan_that_was_carried_out_leaves_nothing_to_plan(
 
 
 @given(state=states, policy=policies, profile=profiles, start=st.integers(0, 10**6))
-def test_where_the_numbers_of_the_turns_begin_does_not_matter(
+def test_the_first_turn_number_does_not_matter(
     state: CompactionState, policy: CompactionPolicy, profile: ModelProfile, start: int
 ) -> None:
     moved = replace(

@@ -1,4 +1,4 @@
-"""The simulation counts as the providers do, and its optimum is one."""
+"""The simulation counts as the providers do, and no choice is cheaper than its optimum."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import combinations
@@ -28,7 +28,7 @@ from server.providers.pricing import find_price
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 TARIFF = Tariff(fresh=1_000_000, read=100_000, write=1_250_000, minimum_tokens=1_000, lifetime_seconds=300)
-"""So that a token costs a dollar."""
+"""A price at which a token costs a dollar."""
 OFTEN = ThinkTime(name="often", mean_seconds=30, varies=False)
 FREE = CompactionPolicy(fixed_cost_tokens=0)
 
@@ -55,7 +55,7 @@ def market_of(
     )
 
 
-def test_what_grows_is_read_as_far_as_it_was_sent_and_written_behind() -> None:
+def test_a_growing_request_reads_what_was_sent_and_writes_the_rest() -> None:
     provider = SimulatedProvider(TARIFF)
     first = provider.call(prompt(1_000, 200, 50), NOON)
     second = provider.call(prompt(1_000, 500, 60), NOON + timedelta(seconds=299))
@@ -64,14 +64,14 @@ def test_what_grows_is_read_as_far_as_it_was_sent_and_written_behind() -> None:
     assert second.cost_usd == pytest.approx(120 + 375 + 60)
 
 
-def test_a_cut_keeps_the_static_layer_and_loses_the_rest() -> None:
+def test_a_cut_keeps_the_static_layer_and_loses_the_cached_rest() -> None:
     provider = SimulatedProvider(TARIFF)
     provider.call(prompt(1_000, 5_000), NOON)
     bill = provider.call(prompt(3_000, 400, rewriting=7), NOON)
     assert (bill.read_tokens, bill.written_tokens) == (1_000, 2_400)
 
 
-def test_after_its_lifetime_nothing_is_known() -> None:
+def test_after_its_lifetime_nothing_is_cached() -> None:
     provider = SimulatedProvider(TARIFF)
     provider.call(prompt(1_000, 200), NOON)
     assert provider.call(prompt(1_000, 200), NOON + timedelta(seconds=300)).read_tokens == 0
@@ -91,11 +91,13 @@ PUBLISHED = """
 1.0  1.0 200  0.124 0.273 0.250 0.245 0.157 0.133 0.124
 1.0  0.5 200  0.124 0.215 0.177 0.201 0.108 0.089 0.087
 """
-"""Write price, compacted share, exchanges; as shares of no caching: b; of c1, c2 and d2 the threshold and the best."""
+"""Write price, compacted share, exchanges; then the shares of the cost without caching: b, and of c1, c2 and d2 the
+threshold and the best.
+"""
 
 
 @pytest.mark.parametrize("line", PUBLISHED.strip().splitlines(), ids=lambda line: " ".join(line.split()[:3]))
-def test_the_layouts_cost_what_the_formulas_say(line: str) -> None:
+def test_the_layouts_cost_what_the_formulas_give(line: str) -> None:
     write, compacted, count, *published = line.split()
     thinking = round(300 * (1 - float(compacted)))
     shape = Shape(
@@ -179,7 +181,7 @@ def test_no_policy_beats_the_optimum(order: LayerOrder) -> None:
     assert found.distance < 1.05
 
 
-def test_a_simulation_is_the_same_by_seed_and_another_by_another() -> None:
+def test_a_simulation_depends_on_its_seed() -> None:
     def draw(seed: int) -> object:
         return draw_workload(Workload(shape=SHAPES["agent"], think_time=THINK_TIMES["slow"], exchanges=5, seed=seed))
 
@@ -187,14 +189,14 @@ def test_a_simulation_is_the_same_by_seed_and_another_by_another() -> None:
     assert draw(1) != draw(2)
 
 
-def test_lengths_have_the_mean_that_was_asked_for() -> None:
+def test_lengths_have_the_requested_mean() -> None:
     assert spread_lengths(40, 4, LengthLaw.EVEN) == [25, 35, 45, 55]
     assert spread_lengths(40, 3, LengthLaw.EQUAL) == [40, 40, 40]
     drawn = spread_lengths(1_000, 400, LengthLaw.EXPONENTIAL)
     assert sum(drawn) / 400 == pytest.approx(1_000, rel=0.01)
 
 
-def test_a_staying_dynamic_block_is_sent_again_and_thinking_is_lost_behind_a_cut() -> None:
+def test_a_retained_dynamic_block_is_sent_again_and_thinking_is_lost_after_a_cut() -> None:
     shape = Shape(
         name="plain", static_tokens=1_000, dynamic_tokens=50, task_tokens=10, answer_tokens=20, thinking_tokens=5
     )
@@ -205,7 +207,7 @@ def test_a_staying_dynamic_block_is_sent_again_and_thinking_is_lost_behind_a_cut
     stripped = Timeline(shape, exchanges, Layout.APPEND_ONLY, strips_thinking=True)
     policy = CompactionPolicy(keep_exchanges=2, fixed_cost_tokens=0)
     whole = replay(kept, market, policy, (3,)).calls_cost.input_tokens
-    # Two exchanges stay behind the cut and are sent three more times without their five tokens of thinking.
+    # Two exchanges stay after the cut and are sent three more times without their five tokens of thinking.
     assert replay(stripped, market, policy, (3,)).calls_cost.input_tokens == whole - 3 * 2 * 5
 
 
@@ -216,7 +218,7 @@ def test_a_model_without_a_price_or_with_another_order_is_refused() -> None:
         find_priced_model("anthropic", "claude-sonnet-5-5", LayerOrder.LAYERED, NOON)
 
 
-def test_prices_are_those_of_the_day() -> None:
+def test_prices_are_those_of_the_date() -> None:
     before, later = (
         find_priced_model("gemini", "gemini-3.8-flash", None, datetime(year, 1, 2, tzinfo=UTC)) for year in (2026, 2027)
     )

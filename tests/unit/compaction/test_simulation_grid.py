@@ -1,4 +1,4 @@
-"""The cost policy keeps its promise over the documented grid, and the docs show what the command prints."""
+"""The cost policy stays within its documented distance from the optimum, and the docs show what the command prints."""
 
 from pathlib import Path
 
@@ -20,11 +20,13 @@ def documented_rows() -> list[tuple[str, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: f"{model[1]}, {model[2]}")
-def test_the_cost_policy_is_near_the_optimum_and_the_docs_say_how_near(model: tuple[str, str, LayerOrder]) -> None:
+def test_the_cost_policy_is_near_the_optimum_and_the_docs_state_the_distance(
+    model: tuple[str, str, LayerOrder],
+) -> None:
     rows = list(walk_grid(models=[model]))
     for row in rows:
         for mean, comparison in row.by_length.items():
-            # Below 1 would mean that the optimum is none.
+            # Below 1 would mean that the optimum is not one.
             assert 1 - 1e-9 <= comparison.distance <= row.limit(mean), (*row.cells()[:4], mean)
     written = [cells for cells in documented_rows() if cells[:2] == (model[1], model[2])]
     assert written == [row.cells() for row in rows], "write docs/operations/costs.md anew from `strata simulate --grid`"
@@ -34,7 +36,7 @@ def test_the_docs_show_the_whole_grid() -> None:
     assert len(documented_rows()) == ROW_COUNT
 
 
-def test_what_is_not_promised_is_said_in_the_docs() -> None:
+def test_the_limits_of_the_policy_are_in_the_docs() -> None:
     assert len(UNCLAIMED) == 1
     for (model, _, shape, latency, mean), limit in UNCLAIMED.items():
         assert limit > LIMIT

@@ -1,4 +1,4 @@
-"""The server decides as the simulation does: the same conversation is compacted at the same moments."""
+"""The server decides as the simulation does: the same conversation is compacted after the same exchanges."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,7 +43,7 @@ MODELS = (
 
 
 class Conversing:
-    """A simulated conversation as the server has it: turns in a buffer, a static text behind them."""
+    """A simulated conversation as the server has it: turns in a buffer after a static text."""
 
     def __init__(self, market: PricedModel, timeline: Timeline) -> None:
         self._market = market
@@ -55,7 +55,7 @@ class Conversing:
         self.moments: list[int] = []
 
     def ask(self, number: int, typical: float | None) -> None:
-        """Behind so many exchanges, and once more when the server said so."""
+        """The number of exchanges after which the server compacted."""
         exchanges = self._timeline.exchanges
         source = self._source(number)
         length = self._static_tokens * BYTES_PER_TOKEN - len(b"[]")
@@ -104,7 +104,7 @@ class Conversing:
             )
 
     def _prefix_hash(self, number: int) -> bytes:
-        """Behind which prefix an exchange was had."""
+        """The prefix with which an exchange was recorded."""
         return bytes([sum(moment <= number for moment in self.moments)])
 
 
@@ -152,7 +152,7 @@ def test_the_server_compacts_when_the_simulation_does(
     assert replay(timeline, market, policy, tuple(conversing.moments)) == expected
 
 
-def test_how_long_conversations_get_makes_a_difference() -> None:
+def test_the_typical_length_of_conversations_changes_the_decision() -> None:
     market = find_priced_model("anthropic", "claude-sonnet-5-5", None, PRICED_AT)
     timeline = _lay_out(market, OFTEN)
     costs = {

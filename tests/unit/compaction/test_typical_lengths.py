@@ -1,4 +1,4 @@
-"""How long conversations get is known without waiting, and read behind everybody's back."""
+"""The typical length of conversations is available without waiting, and is loaded in the background."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from server.conversation.errors import DatabaseUnavailable
 
 @dataclass(slots=True)
 class Lengths:
-    """Answers when it is let, with what it has."""
+    """A source that answers when the test allows it."""
 
     length: float | None = 40.0
     broken: bool = False
@@ -45,7 +45,7 @@ def open_lengths() -> Lengths:
     return lengths
 
 
-async def test_nobody_waits_and_the_next_one_knows() -> None:
+async def test_a_lookup_does_not_wait_and_a_later_one_finds_the_value() -> None:
     lengths = Lengths()
     typical = TypicalLengths(lengths)
     assert typical.find("tenant", "asst") is None
@@ -56,7 +56,7 @@ async def test_nobody_waits_and_the_next_one_knows() -> None:
     assert lengths.asked == [("tenant", "asst")]
 
 
-async def test_what_is_old_is_answered_and_read_again() -> None:
+async def test_an_old_value_is_returned_and_loaded_again() -> None:
     lengths, clock = open_lengths(), Clock()
     typical = TypicalLengths(lengths, max_age_seconds=100, clock=clock)
     assert await typical.load("tenant", "asst") == 40
@@ -69,7 +69,7 @@ async def test_what_is_old_is_answered_and_read_again() -> None:
     assert len(lengths.asked) == 2
 
 
-async def test_that_too_few_have_ended_is_knowledge_too() -> None:
+async def test_too_few_ended_conversations_are_a_value_too() -> None:
     lengths = open_lengths()
     lengths.length = None
     typical = TypicalLengths(lengths)
@@ -78,20 +78,20 @@ async def test_that_too_few_have_ended_is_knowledge_too() -> None:
     assert len(lengths.asked) == 1
 
 
-async def test_without_a_database_what_was_known_stays(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_a_database_the_last_value_stays(caplog: pytest.LogCaptureFixture) -> None:
     lengths, clock = open_lengths(), Clock()
     typical = TypicalLengths(lengths, max_age_seconds=100, clock=clock)
     assert await typical.load("tenant", "asst") == 40
     lengths.broken = True
     clock.now = 1_000
     assert await typical.load("tenant", "asst") == 40
-    # Not asked for again at once.
+    # It is not loaded again at once.
     assert await typical.load("tenant", "asst") == 40
     assert len(lengths.asked) == 2
     assert [record.message for record in caplog.records] == ["compaction.length_not_read"]
 
 
-async def test_many_are_read_one_after_the_other() -> None:
+async def test_many_values_are_loaded_one_after_the_other() -> None:
     lengths = Lengths()
     typical = TypicalLengths(lengths)
     for number in range(5):
@@ -101,7 +101,7 @@ async def test_many_are_read_one_after_the_other() -> None:
     assert (len(lengths.asked), lengths.max_at_once) == (5, 1)
 
 
-async def test_what_was_not_asked_for_the_longest_time_is_forgotten() -> None:
+async def test_the_least_recently_used_value_is_evicted() -> None:
     lengths = open_lengths()
     typical = TypicalLengths(lengths, max_assistants=2)
     for assistant_id in ("a", "b", "a", "c"):
@@ -112,7 +112,7 @@ async def test_what_was_not_asked_for_the_longest_time_is_forgotten() -> None:
     await typical.close()
 
 
-async def test_closing_gives_up_what_is_being_read() -> None:
+async def test_closing_cancels_what_is_being_loaded() -> None:
     lengths = Lengths()
     typical = TypicalLengths(lengths)
     typical.find("tenant", "asst")

@@ -1,4 +1,4 @@
-"""What follows on a turn: the policy is asked, jobs are queued, and an obstacle raises an alarm."""
+"""What follows a turn: the policy is evaluated, jobs are queued, and a blocked compaction raises an alarm."""
 
 import asyncio
 import itertools
@@ -29,7 +29,7 @@ EAGER = {"compaction": {"policy": "threshold", "max_turns": 4, "keep_exchanges":
 
 @dataclass(slots=True)
 class Queue:
-    """Remembers what was queued."""
+    """Records what was queued."""
 
     broken: bool = False
     queued: list[tuple[str, str, datetime | None]] = field(default_factory=list)
@@ -128,12 +128,12 @@ async def test_a_conversation_that_has_grown_is_queued() -> None:
     assert observer.queued == [("conv_x", "threshold_turns")]
 
 
-async def test_one_that_pays_only_with_a_cold_cache_is_queued_for_then_and_once() -> None:
+async def test_one_that_pays_only_with_a_cold_cache_is_queued_once_for_later() -> None:
     queue = Queue()
     watch = CompactionWatch(queue, Observed(), TokenEstimate())
     settings = {"compaction": {"keep_exchanges": 1}}
     first = answered(16).created_at + timedelta(minutes=5)
-    # The next turn comes long before that, the last one behind it.
+    # The next turn comes long before that time, the last one after it.
     for count, minutes in ((15, 0), (17, 0), (19, 6)):
         turns = [turn(seq, "word " * 200) for seq in range(1, count + 1)]
         given = source(*turns, model=("anthropic", "claude-opus-5-5"), settings=settings)
@@ -175,44 +175,44 @@ async def test_how_long_conversations_get_is_asked_for_without_waiting() -> None
     await typical.close()
 
 
-async def test_what_somebody_has_undone_is_left_alone() -> None:
+async def test_an_undone_compaction_is_not_repeated() -> None:
     given = source(*(turn(seq) for seq in range(1, 6)), settings=EAGER)
     undone = replace(given, epoch=replace(epoch(), reason=EpochReason.COMPACTION_UNDONE))
     assert (await follow(undone))[0].queued == []
 
 
-async def test_one_that_is_undone_is_queued_again_when_the_window_runs_short() -> None:
+async def test_an_undone_compaction_is_queued_again_if_the_window_is_nearly_full() -> None:
     settings = {"compaction": {"policy": "cost", "keep_exchanges": 1, "window_share": 0.0001}}
     given = source(*(turn(seq, "word " * 40) for seq in range(1, 6)), settings=settings)
     undone = replace(given, epoch=replace(epoch(), reason=EpochReason.COMPACTION_UNDONE))
     assert len((await follow(undone))[0].queued) == 1
 
 
-async def test_a_database_that_is_away_is_no_reason_to_fail() -> None:
+async def test_an_unavailable_database_is_no_failure() -> None:
     grown = source(*(turn(seq) for seq in range(1, 6)), settings=EAGER)
     _, observer = await follow(grown, queue=Queue(broken=True))
     assert observer.queued == []
 
 
-async def test_settings_that_cannot_be_read_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_settings_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     queue, _ = await follow(source(turn(1), settings={"compaction": {"policy": "sometimes"}}))
     assert queue.queued == []
     assert [record.message for record in caplog.records] == ["compaction.not_decided"]
 
 
-async def test_a_call_that_stays_open_in_a_large_request_raises_an_alarm() -> None:
+async def test_an_open_call_in_a_large_request_raises_an_alarm() -> None:
     large = source(*(turn(seq, "word " * 400) for seq in range(1, 6)), settings=EAGER)
     observer = Observed()
     await follow(large, tool_call("open"), observer=observer, alarm_tokens=1000)
     assert observer.blocked == {"conv_x"}
-    # Its end ends the alarm.
+    # The end of the call ends the alarm.
     await follow(large, observer=observer, alarm_tokens=1000)
     assert observer.blocked == set()
 
 
 @dataclass(slots=True)
 class Alarms:
-    """Remembers what was noted."""
+    """Records the alarms."""
 
     broken: bool = False
     noted: list[dict[str, Any]] = field(default_factory=list)
@@ -223,7 +223,7 @@ class Alarms:
         self.noted.append({"tenant_id": tenant_id, "conversation_id": conversation_id, **details})
 
 
-async def test_an_alarm_is_noted_for_operators(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_alarm_is_recorded_for_operators(caplog: pytest.LogCaptureFixture) -> None:
     large = source(*(turn(seq, "word " * 400) for seq in range(1, 6)), settings=EAGER)
     alarms = Alarms()
     await follow(large, tool_call("open"), alarm_tokens=1000, alarms=alarms)
@@ -242,30 +242,28 @@ async def test_an_alarm_is_noted_for_operators(caplog: pytest.LogCaptureFixture)
     assert [record.message for record in caplog.records] == ["compaction.alarm_not_recorded"]
 
 
-async def test_a_call_that_stays_open_in_a_small_request_does_not() -> None:
+async def test_an_open_call_in_a_small_request_raises_no_alarm() -> None:
     small = source(*(turn(seq) for seq in range(1, 6)), settings=EAGER)
     _, observer = await follow(small, tool_call("open"), alarm_tokens=1000)
     assert observer.blocked == set()
 
 
 class TestReading:
-    def test_answers_weigh_what_is_sent_and_what_is_told(self) -> None:
+    def test_the_size_of_an_answer_is_measured_as_sent_and_as_rendered(self) -> None:
         state = read_state(
             source(turn(1, "x" * 100), turn(2, "y" * 1000, output_tokens=20)), static_length=0, estimate=TokenEstimate()
         )
         [exchange] = state.exchanges
         assert (exchange.sent_tokens, exchange.segment_tokens, exchange.thinking_tokens) == (28 + 280, 28 + 20, 260)
 
-    def test_a_signature_is_no_thinking(self) -> None:
+    def test_a_signature_does_not_count_as_thinking(self) -> None:
         answer = turn(2, "y" * 1000, output_tokens=20, reasoning_tokens=30)
         state = read_state(source(turn(1), answer), static_length=0, estimate=TokenEstimate())
         assert state.exchanges[0].thinking_tokens == 30
         assert state.exchanges[0].unsent_tokens == 50
 
     @pytest.mark.parametrize(("model", "thinking"), [("claude-opus-5-5", 0), ("claude-opus-5", 30)])
-    def test_thinking_from_behind_another_prefix_is_not_sent_where_it_is_bound_to_it(
-        self, model: str, thinking: int
-    ) -> None:
+    def test_thinking_with_another_prefix_is_not_counted_if_it_is_prefix_bound(self, model: str, thinking: int) -> None:
         answer = turn(2, "y" * 1000, output_tokens=20, reasoning_tokens=30, prefix_hash=b"another")
         given = source(turn(1), answer, model=("anthropic", model))
         [exchange] = read_state(given, static_length=0, estimate=TokenEstimate()).exchanges
@@ -276,7 +274,7 @@ class TestReading:
         state = read_state(given, static_length=0, estimate=TokenEstimate(), typical_exchange_count=12.5)
         assert (state.exchange_count, state.typical_exchange_count) == (30, 12.5)
 
-    def test_images_weigh_something_until_they_are_words(self) -> None:
+    def test_images_have_a_size_until_they_are_rendered_as_text(self) -> None:
         image = ImageBlock(media_type="image/png", sha256="ab", size_bytes=3)
         plain, shown = (
             read_state(source(turn(1, blocks=blocks)), static_length=0, estimate=TokenEstimate()).exchanges[0]
@@ -285,7 +283,7 @@ class TestReading:
         assert shown.sent_tokens - plain.sent_tokens == 1000
         assert shown.segment_tokens == plain.segment_tokens
 
-    def test_a_dynamic_block_counts_with_the_input_that_holds_it(self) -> None:
+    def test_a_dynamic_block_counts_with_the_input_that_carries_it(self) -> None:
         turns = (turn(1), turn(2, dynamic=b"z" * 1000))
         model = ("anthropic", "claude-opus-5-5")
         inside = read_state(source(*turns, model=model), static_length=0, estimate=TokenEstimate())
@@ -294,7 +292,7 @@ class TestReading:
         assert count_request(inside) - count_request(without) == 280
         assert inside.dynamic_tokens == 0
 
-    def test_users_think_between_an_answer_and_the_next_task(self) -> None:
+    def test_the_pause_of_a_user_is_between_an_answer_and_the_next_task(self) -> None:
         turns = (turn(1), turn(2), turn(3, created_at=A_TIME + timedelta(seconds=120)), turn(4))
         state = read_state(source(*turns), static_length=0, estimate=TokenEstimate())
         assert state.typical_gap_seconds == 100

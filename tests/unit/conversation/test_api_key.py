@@ -1,4 +1,4 @@
-"""Keys are taken apart strictly, compared by hash, and end when they should."""
+"""Keys are parsed strictly, compared by hash, and expire on time."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -37,7 +37,7 @@ def test_what_cannot_be_a_key_is_none(text: str) -> None:
     assert parse_key_text(text) is None
 
 
-def test_a_key_with_a_letter_too_many_or_outside_ascii_is_none() -> None:
+def test_a_key_with_an_extra_letter_or_outside_ascii_is_none() -> None:
     text = issue_key_text(new_id(API_KEY))
     assert parse_key_text(text + "0") is None
     assert parse_key_text(text[:-1] + "é") is None

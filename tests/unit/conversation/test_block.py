@@ -1,4 +1,4 @@
-"""Blocks survive being written down."""
+"""Blocks are encoded and decoded without loss."""
 
 import json
 from typing import Any
@@ -22,10 +22,10 @@ def test_the_same_blocks_give_the_same_bytes(given_blocks: list[Block]) -> None:
     assert encode_blocks(decode_blocks(encoded)) == encoded
 
 
-def test_text_that_is_not_unusual_is_plain_json() -> None:
+def test_ordinary_text_is_plain_json() -> None:
     assert json.loads(encode_blocks([TextBlock(text="Grüße 😀")])) == [{"type": "text", "text": "Grüße 😀"}]
 
 
 @pytest.mark.parametrize("item", [{"type": "hologram", "depth": 3}, {"depth": 3}, {"type": None}])
-def test_a_type_that_is_not_known_is_kept_whole(item: dict[str, Any]) -> None:
+def test_a_block_of_an_unknown_type_is_kept_whole(item: dict[str, Any]) -> None:
     assert block_from_json(item) == UnknownBlock(data=item)

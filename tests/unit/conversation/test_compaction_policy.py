@@ -1,4 +1,4 @@
-"""The settings of a policy are read strictly, and the docs say what they default to."""
+"""The settings of a policy are parsed strictly, and the docs list their defaults."""
 
 import re
 from dataclasses import fields
@@ -13,7 +13,7 @@ from server.conversation.errors import ValidationFailed
 COSTS = (Path(__file__).parents[3] / "docs/operations/costs.md").read_text()
 
 
-def test_no_settings_are_the_defaults() -> None:
+def test_without_settings_the_defaults_apply() -> None:
     assert read_policy({}) == CompactionPolicy()
     assert read_policy({"policy": None, "max_turns": None}) == CompactionPolicy()
 
@@ -67,7 +67,7 @@ def test_a_limit_of_turns_alone_is_the_only_limit() -> None:
         ("max_exchanges", 3),
     ],
 )
-def test_a_member_that_cannot_be_used_is_named(name: str, value: JsonValue) -> None:
+def test_an_invalid_member_is_named(name: str, value: JsonValue) -> None:
     with pytest.raises(ValidationFailed) as caught:
         read_policy({name: value})
     errors = caught.value.details["errors"]
@@ -75,7 +75,7 @@ def test_a_member_that_cannot_be_used_is_named(name: str, value: JsonValue) -> N
     assert [error["path"] for error in errors] == [f"settings.compaction.{name}"]
 
 
-def test_the_docs_tell_every_member_and_its_default() -> None:
+def test_the_docs_list_every_member_and_its_default() -> None:
     section = COSTS.partition("## Settings")[2].partition("\n## ")[0]
     written = dict(re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*?) \|", section, re.MULTILINE))
     defaults = {field.name: field.default for field in fields(CompactionPolicy)}

@@ -1,4 +1,4 @@
-"""The tree of errors is whole, and each says what is wrong and what to do."""
+"""The tree of errors is complete, and each error describes the problem and the remedy."""
 
 import re
 
@@ -38,6 +38,6 @@ def test_each_error_is_a_sentence_and_has_an_exit_code(kind: type[StrataError]) 
     assert 64 <= exit_code_of(kind) <= 78
 
 
-def test_what_is_given_wins_over_the_docstring() -> None:
+def test_a_given_message_replaces_the_docstring() -> None:
     error = errors.ConversationBusy("Turn 4 runs.", hint="Wait.", running_seq=4)
     assert (str(error), error.details) == ("Turn 4 runs. Wait.", {"running_seq": 4})

@@ -1,4 +1,4 @@
-"""JSON comes out as it went in."""
+"""JSON is read and written without any change."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ def test_values_survive_and_are_utf_8(value: Any) -> None:
     assert json.loads(dumps_exact(loads_exact(text)).decode()) == json.loads(json.dumps(value))
 
 
-def test_what_is_sendable_has_no_half_a_character() -> None:
+def test_sendable_text_has_no_lone_surrogate() -> None:
     assert dumps_sendable(["\ud83d", "\ud83d\udc00", "\\ud83d"]) == '["\ufffd","\U0001f400","\\\\ud83d"]'.encode()
     value = {"\udc00": ["\ud83d", 1.5]}
     assert make_sendable(value) == {"\ufffd": ["\ufffd", 1.5]}
@@ -44,13 +44,13 @@ def test_what_is_sendable_has_no_half_a_character() -> None:
     assert make_sendable(good) is good
 
 
-def test_halves_of_a_character_find_each_other_and_a_lone_one_is_escaped() -> None:
+def test_surrogate_halves_are_joined_and_a_lone_one_is_escaped() -> None:
     assert dumps_exact("\ud83d" + "\ude00") == '"😀"'.encode()
     assert dumps_exact("a\ud83db") == b'"a\\ud83db"'
     assert loads_exact(dumps_exact("a\ud83db")) == "a\ud83db"
 
 
-def test_a_number_that_python_cannot_hold_is_read_as_its_text() -> None:
+def test_a_number_that_python_cannot_represent_is_read_as_text() -> None:
     assert to_plain(loads_exact("[1e400, 1, 2.5]")) == ["1e400", 1, 2.5]
     long = "9" * 5000
     assert to_plain(loads_exact(long)) == long
@@ -58,7 +58,7 @@ def test_a_number_that_python_cannot_hold_is_read_as_its_text() -> None:
 
 
 @pytest.mark.parametrize("depth", [200, 201, 5000, 200_000])
-def test_what_is_nested_too_deeply_is_refused(depth: int) -> None:
+def test_too_deep_nesting_is_refused(depth: int) -> None:
     text = "[" * depth + "]" * depth
     if depth <= 200:
         assert to_plain(loads_exact(text)) == json.loads(text)
@@ -75,12 +75,12 @@ def test_writing_is_stable(value: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "NaN", "[Infinity]", "-Infinity", "{'a': 1}", "[1,]", "1 2"])
 def test_what_is_not_json_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  reason: which one is json's business
+    with pytest.raises(ValueError):  # noqa: PT011  reason: the json module chooses the type
         loads_exact(text)
 
 
 @given(st.binary(max_size=30))
-def test_bytes_that_are_no_text_are_refused_or_read(data: bytes) -> None:
+def test_bytes_that_are_not_text_are_refused_or_read(data: bytes) -> None:
     try:
         value = loads_exact(data)
     except ValueError:

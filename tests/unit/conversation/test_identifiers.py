@@ -10,7 +10,7 @@ from server.conversation.identifiers import ASSISTANT, CONVERSATION, decode_id, 
 
 
 @given(st.uuids())
-def test_an_identifier_stands_for_its_uuid(value: UUID) -> None:
+def test_an_identifier_encodes_its_uuid(value: UUID) -> None:
     text = encode_id(CONVERSATION, value)
     assert text.startswith("conv_")
     assert len(text) == len("conv_") + 26
@@ -36,7 +36,7 @@ def test_nothing_else_is_an_identifier(text: str) -> None:
         "conv_{body} ",
     ],
 )
-def test_only_the_one_spelling_is_accepted(spelling: str) -> None:
+def test_only_the_canonical_spelling_is_accepted(spelling: str) -> None:
     body = new_id(CONVERSATION).removeprefix("conv_")
     assert decode_id(CONVERSATION, spelling.format(body=body, upper=body.upper(), short=body[:-1])) is None
 
@@ -50,10 +50,10 @@ def test_an_identifier_of_another_kind_is_refused() -> None:
     assert decode_id(ASSISTANT, new_id(CONVERSATION)) is None
 
 
-def test_new_uuids_are_version_7_unique_and_rise() -> None:
+def test_new_uuids_are_version_7_unique_and_ordered() -> None:
     made = [new_uuid() for _ in range(10_000)]
     assert {value.version for value in made} == {7}
     assert {value.variant for value in made} == {"specified in RFC 4122"}
     assert len(set(made)) == len(made)
-    # Time is in the leading bits; two of the same quarter of a microsecond are ordered by chance.
+    # The time is in the leading bits; two ids of the same quarter of a microsecond have a random order.
     assert [value.int >> 64 for value in made] == sorted(value.int >> 64 for value in made)

@@ -46,7 +46,7 @@ EXTENDED = webp(b"VP8X", bytes(4) + (2).to_bytes(3, "little") + (1).to_bytes(3, 
     ],
     ids=["png", "jpeg", "progressive jpeg", "gif 89a", "gif 87a", "webp lossy", "webp lossless", "webp extended"],
 )
-def test_an_image_is_known_by_its_bytes(data: bytes, media_type: str) -> None:
+def test_the_type_of_an_image_is_detected_from_its_bytes(data: bytes, media_type: str) -> None:
     assert find_image_header(data) == ImageHeader(media_type=media_type, width=3, height=2)
 
 
@@ -77,18 +77,18 @@ def test_an_image_is_known_by_its_bytes(data: bytes, media_type: str) -> None:
         b"RIFF" + bytes(4) + b"WAVE" + bytes(40),
     ],
 )
-def test_what_has_no_sane_header_is_no_image(data: bytes) -> None:
+def test_bytes_without_a_valid_header_are_no_image(data: bytes) -> None:
     assert find_image_header(data) is None
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\xff\xd8\xff", b"GIF89a", b"\x89PNG\r\n\x1a\n", EXTENDED[:16]]))
-def test_any_bytes_can_be_looked_at(data: bytes, beginning: bytes) -> None:
+def test_any_bytes_can_be_examined(data: bytes, beginning: bytes) -> None:
     found = find_image_header(beginning + data)
     assert found is None or (found.media_type in IMAGE_TYPES and found.width > 0 and found.height > 0)
 
 
 @given(st.binary(min_size=2, max_size=40), st.integers(0, 200))
-def test_an_image_that_breaks_off_in_its_header_is_none(tail: bytes, length: int) -> None:
+def test_an_image_with_a_truncated_header_is_none(tail: bytes, length: int) -> None:
     whole = jpeg(before=b"\xff\xe1" + struct.pack(">H", len(tail) + 2) + tail)
     found = find_image_header(whole[:length])
     assert found in {None, ImageHeader(media_type=JPEG, width=3, height=2)}

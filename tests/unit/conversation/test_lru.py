@@ -1,4 +1,4 @@
-"""The bounded mapping of what a process remembers."""
+"""The bounded mapping for the caches of a process."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ def test_a_replaced_entry_counts_once_and_is_the_newest() -> None:
     assert cache.put("c", b"1") == [b"1234"]
 
 
-def test_a_heavy_entry_evicts_as_many_as_it_takes() -> None:
+def test_a_heavy_entry_evicts_as_many_as_necessary() -> None:
     cache: LruCache[str, bytes] = LruCache(10, weigh=len)
     for key in "abc":
         cache.put(key, b"123")
@@ -49,7 +49,7 @@ def test_the_newest_entry_stays_even_if_it_exceeds_the_limit() -> None:
     assert cache.put("c", b"1") == [b"12345"]
 
 
-def test_removed_entries_give_their_weight_back() -> None:
+def test_removed_entries_release_their_weight() -> None:
     cache: LruCache[str, bytes] = LruCache(4, weigh=len)
     cache.put("a", b"1234")
     assert cache.pop("a") == b"1234"
@@ -64,7 +64,7 @@ def test_removed_entries_give_their_weight_back() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(["put", "get", "pop"]), st.integers(0, 6), st.binary(max_size=5)), max_size=60)
 )
-def test_it_agrees_with_a_list_that_is_kept_in_order_of_use(steps: list[tuple[str, int, bytes]]) -> None:
+def test_it_agrees_with_a_list_in_order_of_use(steps: list[tuple[str, int, bytes]]) -> None:
     cache: LruCache[int, bytes] = LruCache(12, weigh=len)
     model: list[tuple[int, bytes]] = []
     for action, key, value in steps:

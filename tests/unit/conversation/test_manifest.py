@@ -1,4 +1,4 @@
-"""A manifest tells what was sent, and where two requests part."""
+"""A manifest lists what was sent, and two manifests show where requests diverge."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ def hash_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def test_the_blocks_stand_as_the_provider_reads_them() -> None:
+def test_the_blocks_are_in_the_order_of_the_provider() -> None:
     manifest = build_manifest(PAYLOAD, marks_static=True)
     assert [(entry.kind, entry.layer, entry.role, entry.seq, entry.marked) for entry in manifest] == [
         ("tools", Layer.STATIC, "system", None, False),
@@ -53,7 +53,7 @@ def test_the_blocks_stand_as_the_provider_reads_them() -> None:
 
 
 @pytest.mark.parametrize("static_text", ["You help.", "", f"{'x' * 17_000}\nAnd more."])
-def test_what_every_block_says_is_found_by_its_hash(static_text: str) -> None:
+def test_the_content_of_every_block_is_found_by_its_hash(static_text: str) -> None:
     own = PayloadMessage(layer=Layer.DYNAMIC, data=b"now", role="user")
     payload = replace(PAYLOAD, static_text=static_text, messages=(own, *MESSAGES))
     contents = list_contents(payload)
@@ -62,7 +62,7 @@ def test_what_every_block_says_is_found_by_its_hash(static_text: str) -> None:
     ]
 
 
-def test_a_dynamic_message_of_its_own_is_one_block() -> None:
+def test_a_separate_dynamic_message_is_one_block() -> None:
     dynamic = PayloadMessage(layer=Layer.DYNAMIC, data=b"now", role="user")
     manifest = build_manifest(replace(PAYLOAD, static_text="", tools=(), messages=(dynamic,), breakpoints=()))
     assert manifest == (
@@ -104,7 +104,7 @@ def test_any_manifest_comes_back(manifest: list[ManifestEntry]) -> None:
 
 
 @given(ENTRIES, ENTRIES)
-def test_a_request_that_goes_on_from_another_does_not_break_it(
+def test_a_request_that_continues_another_does_not_break_it(
     early: list[ManifestEntry], more: list[ManifestEntry]
 ) -> None:
     moved = [replace(entry, marked=not entry.marked) for entry in early]
@@ -122,7 +122,7 @@ def test_a_break_is_the_first_block_that_differs(early: list[ManifestEntry], lat
 
 
 @pytest.mark.parametrize(("order", "index"), [(LayerOrder.LAYERED, None), (LayerOrder.APPEND_ONLY, 4)])
-def test_messages_may_change_in_the_layered_order_alone(order: LayerOrder, index: int | None) -> None:
+def test_messages_may_change_only_in_the_layered_order(order: LayerOrder, index: int | None) -> None:
     changed = replace(PAYLOAD, messages=(MESSAGES[0], replace(MESSAGES[1], data=b"too"), MESSAGES[2]))
     broken = find_prefix_break(build_manifest(PAYLOAD), build_manifest(changed), order)
     assert (None if broken is None else broken["index"]) == index
@@ -144,7 +144,7 @@ def test_another_static_text_is_a_break_in_every_order(order: LayerOrder) -> Non
     assert find_prefix_break(build_manifest(PAYLOAD), (), order) is not None
 
 
-def test_an_signed_summary_is_a_block_of_its_own() -> None:
+def test_a_signed_summary_is_a_separate_block() -> None:
     signed_summary = PayloadMessage(layer=Layer.BUFFERED, data=b"signed", role="model", is_signed_summary=True)
     manifest = build_manifest(replace(PAYLOAD, messages=(signed_summary, *MESSAGES), breakpoints=()))
     other = build_manifest(

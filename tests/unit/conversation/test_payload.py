@@ -15,7 +15,7 @@ texts = st.tuples(lines, st.text(max_size=5)).map("".join)
 
 
 @given(text=texts)
-def test_the_pieces_are_the_text(text: str) -> None:
+def test_the_joined_pieces_are_the_text(text: str) -> None:
     pieces = split_static(text)
     assert "".join(pieces) == text
     assert all(len(piece) >= PIECE_CHARACTERS and piece.endswith("\n") for piece in pieces[:-1])
@@ -23,7 +23,7 @@ def test_the_pieces_are_the_text(text: str) -> None:
 
 
 @given(text=texts, more=texts)
-def test_what_is_added_changes_the_last_piece_at_most(text: str, more: str) -> None:
+def test_appending_changes_only_the_last_piece(text: str, more: str) -> None:
     before, after = split_static(text), split_static(text + more)
     assert after[: len(before[:-1])] == before[:-1]
 

@@ -29,7 +29,7 @@ def test_secrets_inside_a_text_are_replaced(text: str, left: str) -> None:
 
 
 @given(before=st.text(max_size=20), after=st.text(max_size=20))
-def test_a_key_never_gets_through_wherever_it_stands(before: str, after: str) -> None:
+def test_a_key_is_redacted_at_any_position(before: str, after: str) -> None:
     key = issue_key_text(new_id(API_KEY))
     left = redact_text(before + key + after)
     assert key.split("_")[2] not in left
@@ -37,6 +37,6 @@ def test_a_key_never_gets_through_wherever_it_stands(before: str, after: str) ->
 
 
 @given(text=st.text(st.sampled_from("strata_:/bearekyAIz=sk-@ 0123456789abcdefghjkmnpqrs"), max_size=80))
-def test_the_quick_look_never_misses_what_the_long_one_finds(text: str) -> None:
+def test_the_fast_check_never_misses_what_the_full_one_finds(text: str) -> None:
     if redaction._SECRET_TEXT.search(text):  # noqa: SLF001
         assert any(sign in text.lower() for sign in redaction._SUSPICIOUS)  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Spans as people write them."""
+"""Durations as people write them."""
 
 from datetime import timedelta
 
@@ -17,7 +17,7 @@ from server.conversation.time_span import read_span
         ("0h", timedelta()),
     ],
 )
-def test_a_span_is_a_number_and_a_unit(text: str, span: timedelta) -> None:
+def test_a_duration_is_a_number_and_a_unit(text: str, span: timedelta) -> None:
     assert read_span(text) == span
 
 

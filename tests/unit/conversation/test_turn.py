@@ -1,4 +1,4 @@
-"""What a provider says about the end of a turn is kept and passed on; what says nothing is left out."""
+"""What a provider reports about the end of a turn is kept and passed on; ordinary ends add nothing."""
 
 import json
 
@@ -9,9 +9,9 @@ from server.conversation.turn import StopReason, describe_ending, describe_failu
 from server.web.errors import answer_headers, encode_problem
 
 
-def test_a_failure_of_the_provider_keeps_its_words_and_nothing_else() -> None:
-    said = {"provider_message": "Slow down.", "provider_status": "RESOURCE_EXHAUSTED", "retry_after_seconds": 3.5}
-    assert describe_failure(ProviderRateLimited(**said, secret="x")) == said  # type: ignore[arg-type]  # reason: details
+def test_a_failure_of_the_provider_keeps_its_message_and_nothing_else() -> None:
+    failure = {"provider_message": "Slow down.", "provider_status": "RESOURCE_EXHAUSTED", "retry_after_seconds": 3.5}
+    assert describe_failure(ProviderRateLimited(**failure, secret="x")) == failure  # type: ignore[arg-type]  # reason: details
     assert describe_failure(Internal(provider_message="no")) == {}
     assert describe_failure(ProviderRateLimited()) == {}
 
@@ -29,14 +29,14 @@ def test_a_failure_of_the_provider_keeps_its_words_and_nothing_else() -> None:
         (StopReason.ERROR, {"reason": "OTHER"}, ["reason"]),
     ],
 )
-def test_an_ordinary_stop_says_nothing(
+def test_an_ordinary_stop_has_no_details(
     reason: StopReason | None, details: dict[str, object] | None, kept: list[str] | None
 ) -> None:
     described = describe_stop(reason, details)
     assert described == ({} if kept is None else {"stop_details": {name: (details or {})[name] for name in kept}})
 
 
-def test_the_end_in_words() -> None:
+def test_the_end_is_described_in_a_sentence() -> None:
     assert describe_ending({}) == ""
     ending = {"provider_message": "Slow.", "retry_after_seconds": 30.0, "stop_details": {"category": "bio", "x": 1}}
     assert describe_ending(ending) == "Provider message: Slow. Retry after 30 s. Category: bio"
@@ -51,6 +51,6 @@ def test_the_end_in_words() -> None:
         (ProviderNotConfigured(), "strata", None),
     ],
 )
-def test_a_client_can_tell_whose_429_it_is(error: StrataError, source: str, delay: str | None) -> None:
+def test_a_client_can_distinguish_the_429_of_the_provider(error: StrataError, source: str, delay: str | None) -> None:
     assert json.loads(encode_problem(error, "req_1"))["source"] == source
     assert answer_headers(error).get("retry-after") == delay

@@ -1,4 +1,4 @@
-"""What a search looks through."""
+"""The text of a turn that the search covers."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ from server.conversation.turn_text import EXCERPT_LIMIT, TEXT_LIMIT_BYTES, read_
 texts = st.text(st.characters(codec=None))
 
 
-def test_all_that_people_read_is_in_it() -> None:
+def test_all_visible_text_is_included() -> None:
     blocks: tuple[Block, ...] = (
         ThinkingBlock(text="Hm."),
         TextBlock(text="It rains."),
@@ -38,7 +38,7 @@ def test_any_text_can_be_stored(text: str) -> None:
     assert len(found) == len(text)
 
 
-def test_a_long_text_is_cut_within_its_limit_and_between_characters() -> None:
+def test_a_long_text_is_cut_at_its_limit_and_between_characters() -> None:
     found = read_text((TextBlock(text="a" + "\U0001f600" * 100_000),))
     assert TEXT_LIMIT_BYTES - 4 <= len(found.encode()) <= TEXT_LIMIT_BYTES
     assert set(found) == {"a", "\U0001f600"}

@@ -1,4 +1,4 @@
-"""The routes about an emulator itself, over real HTTP."""
+"""The control routes of an emulator, over real HTTP."""
 
 from collections.abc import AsyncIterator
 
@@ -25,7 +25,7 @@ async def http() -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
-async def test_requests_are_logged_with_their_answers_and_forgotten(http: httpx2.AsyncClient) -> None:
+async def test_requests_are_logged_with_their_answers_and_can_be_cleared(http: httpx2.AsyncClient) -> None:
     await http.post("/a?x=1", content=b"one")
     await http.post("/b", json={"two": 2})
     logged = (await http.get("/__requests")).json()["requests"]
@@ -41,7 +41,7 @@ async def test_requests_are_logged_with_their_answers_and_forgotten(http: httpx2
     assert (await http.get("/__requests")).json() == {"requests": []}
 
 
-async def test_it_says_that_it_runs_and_knows_no_other_route(http: httpx2.AsyncClient) -> None:
+async def test_it_reports_its_health_and_has_no_other_route(http: httpx2.AsyncClient) -> None:
     assert (await http.get("/__healthz")).json() == {"status": "ok"}
     assert (await http.get("/__nothing")).status_code == 404
 
@@ -55,7 +55,7 @@ async def test_faults_are_armed_and_disarmed(http: httpx2.AsyncClient) -> None:
     assert (await http.post("/__faults", content=b"no json")).status_code == 400
 
 
-async def test_a_taken_port_is_said(http: httpx2.AsyncClient) -> None:
+async def test_a_port_in_use_is_reported(http: httpx2.AsyncClient) -> None:
     port = http.base_url.port
     assert port is not None
     with pytest.raises(AddressInUse):

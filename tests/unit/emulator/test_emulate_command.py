@@ -1,11 +1,14 @@
-"""`strata emulate`, as far as it goes without serving; docs/guides/emulators.md is run by the integration tests."""
+"""`strata emulate` without serving; the integration tests run docs/guides/emulators.md.
+
+The command is invoked through `main`: click caches the help option of a command at its first invocation.
+"""
 
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from server.cli.emulate import emulate
+from server.cli import main
 
 
 @pytest.mark.parametrize("provider", ["gemini", "anthropic"])
@@ -13,7 +16,7 @@ def test_a_script_with_a_mistake_is_refused_with_its_line(provider: str, tmp_pat
     path = tmp_path / "script.yaml"
     path.write_text("- text: hello\n- txet: hello\n", encoding="utf-8")
 
-    result = CliRunner().invoke(emulate, [provider, "--script", str(path)])
+    result = CliRunner().invoke(main, ["emulate", provider, "--script", str(path)])
 
     assert result.exit_code == 2
     assert "Line 2: unknown key 'txet'" in result.output
@@ -21,7 +24,7 @@ def test_a_script_with_a_mistake_is_refused_with_its_line(provider: str, tmp_pat
 
 @pytest.mark.parametrize(("provider", "port"), [("gemini", "8401"), ("anthropic", "8402")])
 def test_help_names_the_options_and_the_port(provider: str, port: str) -> None:
-    result = CliRunner().invoke(emulate, [provider, "--help"])
+    result = CliRunner().invoke(main, ["emulate", provider, "--help"])
 
     assert port in result.output
     assert all(option in result.output for option in ("--script", "--full-speed", "--seed"))

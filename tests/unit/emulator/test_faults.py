@@ -1,4 +1,4 @@
-"""Faults on demand, as they are written in a header or a body."""
+"""Faults on demand, as written in a header or a body."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def test_a_header_that_names_none_is_refused(header: str) -> None:
         parse_fault_header(header)
 
 
-def test_a_body_arms_a_fault_so_many_times() -> None:
+def test_a_body_arms_a_fault_for_a_number_of_requests() -> None:
     fault, times = parse_fault_body({"kind": "cut", "times": 2, "after_chunks": 1, "message": "gone"})
     faults = ArmedFaults()
     faults.arm(fault, times)
@@ -40,7 +40,7 @@ def test_a_body_arms_a_fault_so_many_times() -> None:
 @pytest.mark.parametrize(
     "body", [None, [], {}, {"kind": "cut", "often": 2}, {"kind": ["cut"]}, {"kind": "cut", "times": -1}]
 )
-def test_a_body_that_makes_no_sense_is_refused(body: Any) -> None:
+def test_an_invalid_body_is_refused(body: Any) -> None:
     with pytest.raises(FaultInvalid):
         parse_fault_body(body)
 
@@ -51,6 +51,6 @@ def test_raw_bytes_are_given_in_base64() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"body_base64": "?"}, {"status": 42}, {"status": "x"}])
-def test_raw_bytes_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_raw_bytes_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(FaultInvalid):
         parse_fault_body({"kind": "raw", **wrong})

@@ -1,4 +1,4 @@
-"""Whatever JSON comes in, the Gemini emulator answers it or refuses it in the words of the API; it never breaks."""
+"""The Gemini emulator answers any JSON, or refuses it with an error of the API; it never fails itself."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ anything = st.recursive(
 
 
 def shaped(kind: str, depth: int = 0) -> st.SearchStrategy[Any]:
-    """Mostly what the field wants, so that the rules behind the decoding are reached too."""
+    """Mostly what the field expects, so that the rules after the decoding are reached too."""
     if kind.endswith("[]"):
         return st.lists(shaped(kind[:-2], depth), min_size=1, max_size=3)
     if kind.endswith("{}"):
@@ -46,7 +46,7 @@ def shaped(kind: str, depth: int = 0) -> st.SearchStrategy[Any]:
     return scalars.get(kind, anything)
 
 
-# A part is one thing at a time, so the ones with more are mostly refused; these are not.
+# A part has one kind of content, so parts with more are mostly refused; these are not.
 parts = st.sampled_from(
     [
         {"text": "call f"},

@@ -1,4 +1,6 @@
-"""What the model makes up: the tools that were meant, arguments that their schemas allow, answers about results."""
+"""What the emulated model invents: calls of the tools that the prompt means, arguments within their schemas, answers
+about results.
+"""
 
 from typing import Any
 
@@ -56,7 +58,7 @@ def test_results_become_an_answer() -> None:
     assert "plain" in reply.text
 
 
-def test_an_answer_depends_on_the_question_and_nothing_else() -> None:
+def test_an_answer_depends_only_on_the_question() -> None:
     assert improvise("Tell me about owls", 0, [], []) == improvise("Tell me about owls", 0, [], [])
     assert "owls" in improvise("Tell me about owls", 0, [], []).text
     assert improvise("", 0, [], []).text

@@ -1,4 +1,4 @@
-"""Pieces of a text are the text again, and tokens are always counted the same."""
+"""The pieces of a text add up to the text, and tokens are counted deterministically."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ def test_json_counts_the_same_in_any_order_of_keys() -> None:
     assert canonical_json({"b": [1.0, {"d": None, "c": "ä"}]}) == '{"b":[1,{"c":"ä","d":null}]}'
 
 
-async def test_full_speed_does_not_wait_and_slow_does() -> None:
+async def test_full_speed_does_not_wait_and_a_slow_pace_does() -> None:
     await FULL_SPEED.wait_first()
     await FULL_SPEED.wait_next()
 

@@ -1,4 +1,4 @@
-"""What an emulator remembers of the requests: everything but credentials, and not for ever."""
+"""The request log of an emulator: everything but credentials, with a limit."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_bodies_are_json_or_text() -> None:
     assert [kept["body"] for kept in log.list()] == [{"a": 1}, "plain", None, "\N{REPLACEMENT CHARACTER}"]
 
 
-def test_numbers_go_on_and_select() -> None:
+def test_numbers_increase_and_can_be_selected() -> None:
     log = RequestLog()
     for _ in range(3):
         log.begin(request(), at=1)

@@ -1,4 +1,4 @@
-"""Scripts: which step a request gets, and what is said about a script that is none."""
+"""Scripts: which step a request gets, and the errors of an invalid script."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_steps_are_taken_in_order_and_once() -> None:
     assert taken(script, "a", "b", "c") == ["one", "two", None]
 
 
-def test_a_step_waits_for_its_words() -> None:
+def test_a_step_waits_for_its_prompt() -> None:
     script = load_script("[{when: Weather, text: sunny}, {text: hello}]")
 
     assert taken(script, "hi", "the weather?", "the weather?") == ["hello", "sunny", None]
@@ -31,13 +31,13 @@ def test_a_step_can_be_used_often() -> None:
     assert taken(script, "a", "b", "x", "x", "y") == ["twice", "twice", "ever", "ever", None]
 
 
-def test_what_follows_a_fault_takes_over_its_words() -> None:
+def test_the_step_after_a_fault_inherits_its_condition() -> None:
     script = load_script("[{fault: cut, when: go, times: 2, then: [{text: one}, {text: two}]}]")
 
     assert taken(script, "go", "stay", "go", "go", "go") == ["cut", None, "cut", "one", "two"]
 
 
-def test_a_step_can_want_tool_results_or_a_number() -> None:
+def test_a_step_can_require_tool_results_or_a_number() -> None:
     script = load_script("[{after_tools: true, text: tools}, {at: 3, text: third}]")
 
     assert script.take(1, "", after_tools=False) is None

@@ -1,4 +1,4 @@
-"""Signatures: only over what was signed, and readable in every spelling of base64."""
+"""Signatures are valid only for what was signed, and are readable in every spelling of base64."""
 
 import base64
 
@@ -11,14 +11,14 @@ fields = st.lists(st.text() | st.binary(), max_size=4)
 
 
 @given(fields)
-def test_a_signature_is_good_for_its_own_fields(values: list[str | bytes]) -> None:
+def test_a_signature_is_valid_for_its_own_fields(values: list[str | bytes]) -> None:
     signer = Signer(b"secret")
 
     assert signer.verify(signer.sign(*values), *values)
 
 
 @given(fields, fields)
-def test_it_is_not_good_for_others(values: list[str | bytes], others: list[str | bytes]) -> None:
+def test_it_is_invalid_for_others(values: list[str | bytes], others: list[str | bytes]) -> None:
     signer = Signer(b"secret")
     plain = [[item.encode() if isinstance(item, str) else item for item in items] for items in (values, others)]
 
@@ -26,7 +26,7 @@ def test_it_is_not_good_for_others(values: list[str | bytes], others: list[str |
 
 
 @given(st.integers(0, 39), st.integers(0, 7))
-def test_one_flipped_bit_spoils_it(byte: int, bit: int) -> None:
+def test_one_flipped_bit_invalidates_it(byte: int, bit: int) -> None:
     signer = Signer(b"secret")
     signature = bytearray(signer.sign("a"))
     signature[byte] ^= 1 << bit
@@ -34,7 +34,7 @@ def test_one_flipped_bit_spoils_it(byte: int, bit: int) -> None:
     assert not signer.verify(bytes(signature), "a")
 
 
-def test_fields_do_not_run_into_each_other() -> None:
+def test_fields_are_separated() -> None:
     signer = Signer(b"secret")
 
     assert not signer.verify(signer.sign("ab", "c"), "a", "bc")
@@ -54,6 +54,6 @@ def test_base64_is_read_in_both_alphabets_with_and_without_padding(data: bytes) 
         assert decode_base64(text) == decode_base64(text.rstrip("=")) == data
 
 
-def test_what_is_no_base64_is_none() -> None:
+def test_invalid_base64_is_none() -> None:
     assert decode_base64("not base64!") is None
     assert decode_base64("a") is None

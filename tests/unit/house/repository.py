@@ -1,4 +1,4 @@
-"""What the repository's own files say: the commands and the settings that they name, and where they stand."""
+"""The commands and settings that the files of the repository name, with their positions."""
 
 import ast
 import re
@@ -24,7 +24,7 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of the `strata` command as a file spells it."""
+    """A call of the `strata` command as written in a file."""
 
     words: tuple[str, ...]
     options: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ def read(path: str | Path) -> str:
 
 
 def words_of(path: str) -> str:
-    """What a file says to its reader: all of it, or of a Python module the texts."""
+    """The text of a file that a reader sees: all of it, or the string constants of a Python module."""
     if not path.endswith(".py"):
         return read(path)
     texts = (node.value for node in ast.walk(ast.parse(read(path))) if isinstance(node, ast.Constant))
@@ -47,7 +47,7 @@ def words_of(path: str) -> str:
 
 
 def written_files() -> list[str]:
-    """Every file that tells somebody to type, or a machine to run, a command."""
+    """Every file that names a command for a person to type or a machine to run."""
     names = ["README.md", "CONTRIBUTING.md", "Makefile", "compose.yaml", "Dockerfile", ".ci/run"]
     found = [ROOT / name for name in names if (ROOT / name).exists()]
     found += sorted((ROOT / "docs").rglob("*.md")) + sorted((ROOT / "server").rglob("*.py"))
@@ -67,7 +67,7 @@ def settings_in(text: str) -> set[str]:
 
 
 def fault_of(call: Call, root: click.Command) -> str | None:
-    """What is wrong with a call: a command or an option that does not exist, or a group without its command."""
+    """The mistake in a call: an unknown command or option, or a group without its command."""
     command = root
     known = {"--help"} | _options(command)
     for word in call.words:

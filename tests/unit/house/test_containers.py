@@ -1,4 +1,4 @@
-"""compose.yaml, Dockerfile and .dockerignore, as far as they can be checked without an engine."""
+"""compose.yaml, Dockerfile and .dockerignore, as far as they can be checked without a container engine."""
 
 import ast
 import json
@@ -45,7 +45,7 @@ def as_call(words: list[str]) -> Call:
 
 
 def is_ignored(path: str) -> bool:
-    """Whether .dockerignore keeps a path from the build: the last pattern that matches it or a parent decides."""
+    """Whether .dockerignore excludes a path from the build: the last pattern that matches it or a parent decides."""
     parts = path.split("/")
     parents = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
     ignored = False
@@ -76,7 +76,7 @@ def test_every_service_runs_a_command_that_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_service_is_given_settings_that_exist(name: str) -> None:
+def test_every_service_is_configured_with_existing_settings(name: str) -> None:
     fields = {f"STRATA_{field.upper()}" for field in Settings.model_fields}
     fields |= {variable for variables in KEY_VARIABLES.values() for variable in variables}
 
@@ -84,7 +84,7 @@ def test_every_service_is_given_settings_that_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_waits_only_for_what_can_come_true(name: str) -> None:
+def test_a_service_waits_only_for_conditions_that_can_occur(name: str) -> None:
     for other, wait in SERVICES[name].get("depends_on", {}).items():
         if wait["condition"] == "service_healthy":
             assert "test" in SERVICES[other]["healthcheck"]
@@ -105,17 +105,17 @@ def test_every_volume_is_declared_and_used() -> None:
     assert used == set(COMPOSE["volumes"])
 
 
-def test_no_secret_is_written_down() -> None:
+def test_no_file_contains_a_secret() -> None:
     for service in SERVICES.values():
         for name, value in service.get("environment", {}).items():
             if re.search("PASSWORD|SECRET|TOKEN|KEY", name):
-                # From the environment: required, or not there.
+                # From the environment: required, or absent.
                 assert re.fullmatch(r"\$\{\w+:(\?[^}]+|-)\}", value), name
             if password := re.search(r"://[^:/@]+:(.+)@", str(value)):
                 assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", password[1]), name
 
 
-def test_ports_are_open_to_this_machine_alone_unless_told_otherwise() -> None:
+def test_ports_are_open_to_this_machine_only_unless_configured_otherwise() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
 
     assert ports
@@ -123,7 +123,7 @@ def test_ports_are_open_to_this_machine_alone_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize("name", ["server", "worker"])
-def test_a_stopping_service_gets_the_time_that_it_promises_to_running_turns(name: str) -> None:
+def test_the_stop_grace_period_covers_the_shutdown_limit(name: str) -> None:
     limit = Settings.model_fields["shutdown_limit_seconds"].default
 
     assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > limit
@@ -142,11 +142,11 @@ def test_every_file_that_the_image_copies_is_there_and_reaches_the_build() -> No
 
 
 @pytest.mark.parametrize("path", [".git", ".venv", ".env", "tests", "docs", "server/__pycache__/turn.pyc"])
-def test_nothing_else_reaches_the_build(path: str) -> None:
+def test_no_other_file_reaches_the_build(path: str) -> None:
     assert is_ignored(path)
 
 
-def test_the_image_carries_what_the_wheel_includes() -> None:
+def test_the_image_contains_what_the_wheel_includes() -> None:
     wheel = pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]
     copied = {word for name, rest in instructions() if name == "COPY" for word in rest.split()}
 
@@ -167,7 +167,7 @@ def test_the_image_runs_a_command_that_exists_as_an_unprivileged_user_on_the_def
 
 
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
-def test_the_health_check_of_the_image_asks_whether_the_server_is_ready(status: int, *, healthy: bool) -> None:
+def test_the_health_check_of_the_image_requests_the_readiness_route(status: int, *, healthy: bool) -> None:
     asked = []
 
     class Server(BaseHTTPRequestHandler):

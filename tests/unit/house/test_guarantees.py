@@ -1,4 +1,4 @@
-"""Every promise of docs/operations/guarantees.md names the test that proves it, and that test exists."""
+"""Every guarantee of docs/operations/guarantees.md names the test that proves it, and that test exists."""
 
 import ast
 import re

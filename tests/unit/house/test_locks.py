@@ -1,4 +1,4 @@
-"""The lock files hold every dependency, each with its hashes, and name no package host."""
+"""The lock files contain every dependency with its hashes and name no package host."""
 
 import re
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def test_every_entry_is_pinned_to_one_version_with_hashes(lock: str) -> None:
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_every_declared_dependency_is_locked_in_a_version_that_fits(lock: str) -> None:
+def test_every_declared_dependency_is_locked_in_a_matching_version(lock: str) -> None:
     pins = versions(lock)
 
     unfit = [
@@ -63,7 +63,7 @@ def test_a_package_in_several_locks_has_the_same_version_in_all_of_them() -> Non
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_no_lock_names_a_host_or_a_place_on_a_machine(lock: str) -> None:
+def test_no_lock_names_a_host_or_a_local_path(lock: str) -> None:
     text = read(f"requirements/{lock}.txt")
 
     assert not re.search(r"://|file:|@ |--(extra-)?index-url|--find-links|--trusted-host|^-", text, re.MULTILINE)
@@ -73,5 +73,5 @@ def test_the_build_backend_is_locked_as_it_is_required() -> None:
     assert pyproject()["build-system"]["requires"] == pyproject()["dependency-groups"]["build"]
 
 
-def test_the_package_knows_its_version() -> None:
+def test_the_package_reports_its_version() -> None:
     assert __version__ == pyproject()["project"]["version"]

@@ -1,4 +1,4 @@
-"""The plugin that makes skips loud, in runs of its own."""
+"""The plugin that reports skips, in separate test runs."""
 
 import os
 import subprocess
@@ -75,7 +75,7 @@ def test_a_module_that_skips_itself_fails_in_ci_too(tmp_path: Path, options: tup
     assert "in CI nothing may be skipped: could not import 'no_such_package'" in in_ci.stdout
 
 
-def test_a_run_without_skips_says_nothing(tmp_path: Path) -> None:
+def test_a_run_without_skips_reports_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text("def test_passes(): pass", encoding="utf-8")
 
     done = run(tmp_path, ci="true")

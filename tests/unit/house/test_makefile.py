@@ -1,4 +1,4 @@
-"""The Makefile and .ci/run: what a stranger types first, and what a change has to pass."""
+"""The Makefile and .ci/run: the first commands of a new user, and the checks for a change."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def make(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A directory with all that the Makefile needs to begin an installation."""
+    """A directory with everything that the Makefile needs to begin an installation."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
@@ -71,8 +71,8 @@ def test_a_python_without_venv_is_named_in_a_sentence(clone: Path) -> None:
     assert "apt-get install python3-venv" in done.stderr
 
 
-def test_a_half_made_environment_is_made_anew(clone: Path) -> None:
-    # The venv comes to be, and the installation into it fails.
+def test_an_incomplete_environment_is_created_again(clone: Path) -> None:
+    # The venv is created, and the installation into it fails.
     python = python_that(clone, '[ "$2" = venv ] && mkdir -p .venv/bin && echo exit 1 > .venv/bin/python || true')
 
     first = make(clone, "demo", python)
@@ -84,7 +84,7 @@ def test_a_half_made_environment_is_made_anew(clone: Path) -> None:
     assert not (clone / ".venv" / "left_over").exists()
 
 
-def test_an_environment_that_was_moved_is_made_anew(clone: Path) -> None:
+def test_a_moved_environment_is_created_again(clone: Path) -> None:
     environment = clone / ".venv"
     (environment / "bin").mkdir(parents=True)
     (environment / "bin" / "python").touch(mode=0o755)
@@ -108,7 +108,7 @@ def test_ci_can_be_started() -> None:
     script = ROOT / ".ci" / "run"
 
     assert script.stat().st_mode & stat.S_IXUSR
-    subprocess.run(["bash", "-n", script], check=True, timeout=10)
+    subprocess.run(["bash", "-n", script], check=True, timeout=60)
 
 
 def test_the_tests_can_be_started_on_another_date() -> None:
@@ -117,4 +117,4 @@ def test_the_tests_can_be_started_on_another_date() -> None:
 
     assert started.splitlines()[-1] == f'{script} "+60 days" .venv/bin/pytest -k sse'
     assert (ROOT / script).stat().st_mode & stat.S_IXUSR
-    subprocess.run(["sh", "-n", ROOT / script], check=True, timeout=10)
+    subprocess.run(["sh", "-n", ROOT / script], check=True, timeout=60)

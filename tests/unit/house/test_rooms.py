@@ -1,4 +1,4 @@
-"""House rules about modules that import-linter cannot say. The layers themselves are in .importlinter."""
+"""Rules about modules that import-linter cannot express. The layers themselves are in .importlinter."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ from tests.unit.house.repository import ROOT, pyproject
 
 SERVER = ROOT / "server"
 ROOMS = ("conversation", "caching", "payload", "compaction", "turns", "inspection", "archive", "replay")
-"""They do no I/O. The modules of `providers` itself do none either; the vendors and the transport below it do."""
+"""These rooms do no I/O. The modules of `providers` itself do none either; the vendors and the transport in it do."""
 DOMAIN = sorted(
     str(path.relative_to(SERVER))
     for path in [
@@ -30,7 +30,7 @@ MEANINGLESS = {"base", "common", "constants", "core", "helpers", "manager", "mis
 
 
 def imported_by(module: Path) -> Iterator[str]:
-    """The top-level packages that a module imports, wherever in it the import stands."""
+    """The top-level packages that a module imports, at any place in it."""
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -45,11 +45,11 @@ def test_the_domain_imports_the_standard_library_and_itself(name: str) -> None:
     assert foreign == set()
 
 
-def test_the_root_holds_rooms_and_nothing_else() -> None:
+def test_the_root_contains_only_rooms() -> None:
     assert {path.name for path in SERVER.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
-def test_every_room_says_what_it_is() -> None:
+def test_every_room_has_a_docstring() -> None:
     rooms = [path.parent for path in SERVER.glob("*/__init__.py")]
     assert rooms
     silent = [
@@ -122,7 +122,7 @@ def test_every_imported_package_is_a_declared_dependency() -> None:
     assert undeclared == set()
 
 
-def test_every_module_has_a_name_that_means_something() -> None:
+def test_no_module_has_a_meaningless_name() -> None:
     named = {path for path in SERVER.rglob("*") if path.is_dir() or path.suffix == ".py"}
 
     assert [str(path.relative_to(ROOT)) for path in named if path.stem in MEANINGLESS] == []

@@ -1,4 +1,4 @@
-"""What an installation from a wheel has."""
+"""The content of an installation from a wheel."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from zipfile import ZipFile
 from tests.unit.house.repository import ROOT
 
 
-def test_the_wheel_carries_migrations_templates_pages_and_the_configuration_of_alembic(tmp_path: Path) -> None:
+def test_the_wheel_contains_migrations_templates_pages_and_the_configuration_of_alembic(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path],
         cwd=ROOT,

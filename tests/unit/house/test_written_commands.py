@@ -1,4 +1,4 @@
-"""What the documents, the error hints, the Makefile and the container files tell people to type exists."""
+"""The commands that documents, error hints, the Makefile and the container files name exist."""
 
 import re
 
@@ -28,7 +28,7 @@ def test_every_setting_that_is_named_exists(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS)
-def test_every_relative_link_leads_somewhere(path: str) -> None:
+def test_every_relative_link_has_a_target(path: str) -> None:
     links = re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", read(path))
 
     assert [link for link in links if not ((ROOT / path).parent / link).exists()] == []
@@ -92,5 +92,5 @@ docker run --rm -e STRATA_DATABASE_URL \\
     ],
     ids=lambda value: " ".join((*value.words, *value.options)) if isinstance(value, Call) else "",
 )
-def test_a_wrong_call_is_named(call: Call, fault: str | None) -> None:
+def test_a_wrong_call_is_reported(call: Call, fault: str | None) -> None:
     assert fault_of(call, example) == fault

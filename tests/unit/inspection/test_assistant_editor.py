@@ -1,4 +1,4 @@
-"""What is wrong with instructions."""
+"""The checks of instructions."""
 
 from collections.abc import AsyncIterator
 
@@ -33,7 +33,7 @@ async def problems_of(renderer: JinjaRenderer, roles: str, procedure: str = "") 
     return list(list_problems(instructions, inspected, ["tone"]))
 
 
-async def test_every_error_of_every_text_is_told_with_its_line(renderer: JinjaRenderer) -> None:
+async def test_every_error_of_every_text_is_reported_with_its_line(renderer: JinjaRenderer) -> None:
     found = await problems_of(
         renderer,
         "Be {{ tone }}.\nIt is {{ system.current_time }}\nand {{ conversation.duration }}\nto {{ message['text'] }}.",
@@ -56,7 +56,7 @@ async def test_every_error_of_every_text_is_told_with_its_line(renderer: JinjaRe
         ("a\n{{ now() }}", "There is no variable `now`"),
     ],
 )
-async def test_what_does_not_hold_is_said_in_words(renderer: JinjaRenderer, roles: str, message: str) -> None:
+async def test_a_failed_check_is_described_in_a_sentence(renderer: JinjaRenderer, roles: str, message: str) -> None:
     [problem] = await problems_of(renderer, roles)
     assert message in problem.message
     assert problem.line in {2, None}
@@ -75,16 +75,14 @@ async def test_what_does_not_hold_is_said_in_words(renderer: JinjaRenderer, role
         ("no template, { city }", []),
     ],
 )
-async def test_a_name_that_stands_for_nothing_is_doubted(
-    renderer: JinjaRenderer, roles: str, doubts: list[str]
-) -> None:
+async def test_an_unknown_name_is_a_warning(renderer: JinjaRenderer, roles: str, doubts: list[str]) -> None:
     found = await problems_of(renderer, roles)
     assert [problem.severity for problem in found] == [Severity.WARNING] * len(doubts)
     for problem, name in zip(found, doubts, strict=True):
         assert f"`{name}`" in problem.message
 
 
-async def test_args_are_what_nobody_else_provides(renderer: JinjaRenderer) -> None:
+async def test_names_without_another_source_are_args(renderer: JinjaRenderer) -> None:
     inspected = await renderer.inspect_instructions(
         "acme",
         Instructions(roles="{{ tone }} {{ city }} {% if vip %}{% endif %}", procedure="{{ args.room }} {{ city }}"),
@@ -96,7 +94,7 @@ async def test_args_are_what_nobody_else_provides(renderer: JinjaRenderer) -> No
     assert find_missing(inspected.names, arguments) == ("args.room",)
 
 
-def test_the_members_that_are_known_are_those_that_templates_see() -> None:
+def test_the_known_members_are_those_that_templates_have() -> None:
     assistant = Assistant(id="asst_x", version=1, created_at=A_TIME, definition=definition())
     seen = build_static_arguments(assistant=assistant, conversation=build_conversation(mode="voice"))
     assert {name: frozenset(seen[name]) for name in STATIC_MEMBERS} == STATIC_MEMBERS

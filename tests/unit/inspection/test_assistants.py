@@ -1,4 +1,4 @@
-"""Two versions of an assistant."""
+"""The differences between two versions of an assistant."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def test_a_version_does_not_differ_from_itself() -> None:
     assert (difference.changes, difference.cache_effect) == ((), CacheEffect.NONE)
 
 
-def test_settings_and_variables_are_told_name_by_name() -> None:
+def test_settings_and_variables_are_compared_by_name() -> None:
     old = definition(settings={"thinking": "low", "top_p": 1}, variables={"tone": "kind"})
     new = definition(settings={"thinking": "high", "limit": None}, variables={})
     assert changes_of(old, new) == {
@@ -34,7 +34,7 @@ def test_settings_and_variables_are_told_name_by_name() -> None:
     }
 
 
-def test_texts_and_tools_are_told_line_by_line() -> None:
+def test_texts_and_tools_are_compared_line_by_line() -> None:
     old = definition(instructions=Instructions(roles="One.\nTwo."), tools=(tool("look"), tool("book")))
     new = definition(instructions=Instructions(roles="One.\nThree."), tools=(tool("look", city={}),))
     changes = {change.path: change for change in compare_definitions(old, new).changes}
@@ -74,11 +74,11 @@ def test_another_order_is_a_difference(old: dict[str, Any], new: dict[str, Any],
         ({"provider": "anthropic"}, CacheEffect.OTHER_MODEL),
     ],
 )
-def test_what_it_does_to_the_cache_follows_from_what_changed(changes: dict[str, Any], effect: CacheEffect) -> None:
+def test_the_effect_on_the_cache_follows_from_the_change(changes: dict[str, Any], effect: CacheEffect) -> None:
     assert compare_definitions(definition(), definition(**changes)).cache_effect is effect
 
 
-def test_there_is_an_end_to_what_is_told() -> None:
+def test_the_difference_has_a_maximum_size() -> None:
     big = {str(number): "line\n" * 200 for number in range(1000)}
     difference = compare_definitions(definition(variables={}), definition(variables=big))
     assert len(difference.changes) == 200

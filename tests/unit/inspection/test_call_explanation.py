@@ -80,14 +80,14 @@ def turn(**changes: Any) -> ModelResponseTurn:
         (replace(call(1000, 0), end=None), CacheVerdict.UNKNOWN),
     ],
 )
-def test_what_the_cache_gave_is_judged(made: Call, verdict: CacheVerdict) -> None:
+def test_the_cache_result_is_explained(made: Call, verdict: CacheVerdict) -> None:
     found = explain_cache(made)
 
     assert found.verdict is verdict
     assert found.explanation.endswith(".")
 
 
-def test_the_end_of_a_call_is_told_as_it_was() -> None:
+def test_the_end_of_a_call_is_explained() -> None:
     done = call(0, 0)
     assert explain_outcome(done, turn(), "tool_use").explanation == "The model called tools."
     assert explain_outcome(done, turn(state=TurnState.CANCELLED), None).kind is OutcomeKind.STOPPED
@@ -100,7 +100,7 @@ def test_the_end_of_a_call_is_told_as_it_was() -> None:
     assert failed.explanation == "The provider is overloaded."
 
 
-def test_every_word_that_is_recorded_has_a_sentence() -> None:
+def test_every_recorded_code_has_a_sentence() -> None:
     assert all(explain_miss(reason).endswith(".") for reason in MissReason)
     assert all("provider's reason" not in explain_miss(reason) for reason in MissReason)
     assert explain_miss("system_changed") == "The provider's reason: system_changed."
@@ -139,6 +139,6 @@ def test_every_repair_has_a_sentence(kind: str) -> None:
     assert explain_repair({"kind": kind}).endswith(".")
 
 
-def test_what_only_calls_of_replays_end_with_is_explained() -> None:
+def test_errors_that_only_replayed_calls_have_are_explained() -> None:
     assert all(explain_error(code).message for code in (NOT_ASKED, CALL_LOST))
     assert all(explain_warning({"kind": kind}) for kind in (NOT_ASKED, JUDGE))

@@ -23,7 +23,7 @@ values = st.recursive(
 
 
 @given(value=values)
-def test_what_is_not_shortened_says_the_same(value: Any) -> None:
+def test_an_excerpt_that_is_not_shortened_is_the_value(value: Any) -> None:
     shown = excerpt_json(value, limit=100_000)
 
     assert not shown.is_cut
@@ -31,7 +31,7 @@ def test_what_is_not_shortened_says_the_same(value: Any) -> None:
 
 
 @given(value=values, limit=st.integers(0, 200))
-def test_it_is_never_longer_than_it_may_be(value: Any, limit: int) -> None:
+def test_an_excerpt_is_never_longer_than_its_limit(value: Any, limit: int) -> None:
     shown = excerpt_json(value, limit=limit)
     whole = excerpt_json(value, limit=100_000)
 
@@ -46,14 +46,14 @@ def test_numbers_stay_as_they_are_written() -> None:
     )
 
 
-def test_a_long_string_says_how_much_of_it_is_missing() -> None:
+def test_a_shortened_string_states_the_missing_length() -> None:
     shown = excerpt_json({"image": "A" * (STRING_CHARACTERS * 10)}, limit=100_000)
 
     assert len(shown.text) < STRING_CHARACTERS
     assert "… 11,200 more characters" in shown.text
 
 
-def test_what_is_no_json_is_shown_as_the_text_that_it_is() -> None:
+def test_invalid_json_is_shown_as_text() -> None:
     assert excerpt_document(b"upstream \xff failed", limit=99).text == "upstream \ufffd failed"
     cut = excerpt_document(b"x" * 1000, limit=10)
     assert (cut.text, cut.is_cut) == ("x" * 10, True)
@@ -75,7 +75,7 @@ def test_every_byte_is_shown_or_counted(data: bytes, head: int, tail: int) -> No
         assert all(" " <= letter <= "~" for letter in line.letters)
 
 
-def test_letters_stand_beside_their_numbers() -> None:
+def test_a_hex_dump_shows_characters_next_to_their_bytes() -> None:
     [line] = dump_bytes(b'data: {"a":1}\r\n\x1b[', head_bytes=32, tail_bytes=16).head[:1]
 
     assert line.numbers == "64 61 74 61 3a 20 7b 22  61 22 3a 31 7d 0d 0a 1b"

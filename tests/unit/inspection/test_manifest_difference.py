@@ -46,13 +46,13 @@ def test_a_request_does_not_differ_from_itself(manifest: list[ManifestEntry]) ->
 
 
 @given(manifest=manifests, more=entries)
-def test_one_block_more_is_the_first_difference(manifest: list[ManifestEntry], more: ManifestEntry) -> None:
+def test_an_additional_block_is_the_first_difference(manifest: list[ManifestEntry], more: ManifestEntry) -> None:
     assert find_difference(manifest, [*manifest, more]) == len(manifest)
     assert find_difference([*manifest, more], manifest) == len(manifest)
 
 
 @given(sizes=st.lists(st.integers(0, 1000), max_size=8), tokens=st.integers(0, 10_000))
-def test_tokens_are_shared_out_to_the_last_one(sizes: list[int], tokens: int) -> None:
+def test_all_tokens_are_distributed(sizes: list[int], tokens: int) -> None:
     shares = share_tokens(sizes, tokens)
 
     assert sum(shares) == (tokens if sum(sizes) else 0)
@@ -61,7 +61,7 @@ def test_tokens_are_shared_out_to_the_last_one(sizes: list[int], tokens: int) ->
 
 
 @given(manifest=manifests, tokens=st.integers(0, 10_000))
-def test_the_layers_are_the_whole(manifest: list[ManifestEntry], tokens: int) -> None:
+def test_the_layers_add_up_to_the_request(manifest: list[ManifestEntry], tokens: int) -> None:
     layers = share_layers(manifest, tokens)
 
     assert [share.layer for share in layers] == list(Layer)
@@ -93,7 +93,9 @@ def test_every_block_of_both_is_in_one_row(previous: list[ManifestEntry], curren
 
 
 @given(previous=manifests, current=manifests)
-def test_the_break_is_where_both_stop_to_be_alike(previous: list[ManifestEntry], current: list[ManifestEntry]) -> None:
+def test_the_break_is_at_the_first_block_that_differs(
+    previous: list[ManifestEntry], current: list[ManifestEntry]
+) -> None:
     rows = summarize_difference(compare_manifests(previous, current))
 
     alike = 0
@@ -107,7 +109,7 @@ def test_the_break_is_where_both_stop_to_be_alike(previous: list[ManifestEntry],
     assert all(row.index == alike for row in broken)
 
 
-def test_a_changed_block_stands_beside_what_it_was_and_the_rest_is_one_line() -> None:
+def test_a_changed_block_is_shown_next_to_its_old_version_and_the_rest_is_one_line() -> None:
     before = [entry("tools", "t"), entry("static", "s"), entry("dynamic", "10:00"), entry("message", "a", 1)]
     after = [*before[:2], entry("dynamic", "10:05"), before[3], entry("message", "b", 2), entry("message", "c", 3)]
 

@@ -1,4 +1,4 @@
-"""The lines of the charts: every step has its place, and a gap is no zero."""
+"""The series of the charts: every step has a value, and a gap is not a zero."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
@@ -51,8 +51,8 @@ def overview(by_key: list[OverviewCell], cells: list[OverviewCell]) -> Overview:
     )
 
 
-def test_without_calls_nothing_is_spent_and_nothing_is_fast() -> None:
-    # As the database may say it: the same moment, in another zone.
+def test_without_calls_the_cost_is_zero_and_there_is_no_latency() -> None:
+    # As the database may return it: the same moment in another time zone.
     at = (NOON + timedelta(hours=1)).astimezone(timezone(timedelta(hours=3)))
     sheet = build_charts(overview([cell("a")], [cell("a", at)]), since=NOON, until=NOON + timedelta(hours=3))
     assert sheet.steps == [NOON, NOON + timedelta(hours=1), NOON + timedelta(hours=2)]
@@ -66,7 +66,7 @@ def test_without_calls_nothing_is_spent_and_nothing_is_fast() -> None:
     }
 
 
-def test_a_cost_without_a_price_is_a_gap_and_one_with_some_is_what_is_known() -> None:
+def test_a_cost_without_any_price_is_a_gap_and_one_with_some_is_the_known_sum() -> None:
     unknown = cell("a", NOON, cost_usd=Decimal(0), unpriced_count=1)
     partly = cell("b", NOON, unpriced_count=1)
     sheet = build_charts(
@@ -75,7 +75,7 @@ def test_a_cost_without_a_price_is_a_gap_and_one_with_some_is_what_is_known() ->
     assert [line.values for line in sheet.charts[1].lines] == [[None], [0.5]]
 
 
-def test_the_largest_have_lines_and_the_others_are_counted() -> None:
+def test_the_largest_have_their_own_series_and_the_others_are_counted() -> None:
     keys = [cell(f"asst_{number}", name=f"name {number}") for number in range(LINE_LIMIT + 3)]
     sheet = build_charts(overview(keys, []), since=NOON, until=NOON + timedelta(hours=1))
     assert sheet.names == [f"name {number}" for number in range(LINE_LIMIT)]
@@ -86,7 +86,7 @@ def test_the_largest_have_lines_and_the_others_are_counted() -> None:
     st.floats(min_value=0, max_value=2e9).map(lambda seconds: datetime.fromtimestamp(seconds, UTC)),
     st.timedeltas(min_value=timedelta(seconds=1), max_value=timedelta(days=366)),
 )
-def test_steps_cover_the_time_without_gap_and_without_more(since: datetime, length: timedelta) -> None:
+def test_steps_cover_the_time_span_exactly(since: datetime, length: timedelta) -> None:
     until = since + length
     steps = list_steps(choose_step(since, until), since, until)
     assert steps[0] <= since < steps[0] + timedelta(days=1)

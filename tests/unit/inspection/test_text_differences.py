@@ -50,7 +50,7 @@ def test_changed_words_are_marked_and_lines_with_little_in_common_are_not() -> N
 
 
 def test_only_a_line_end_ends_a_line() -> None:
-    """Templates count lines so; Python's own `splitlines` would count more."""
+    """Templates count lines in this way; `splitlines` of Python would count more."""
     assert shown("a\u2028b\x0cc\nd", "a\u2028b\x0cc\ne") == [" a\u2028b\x0cc", "-d", "+e"]
 
 
@@ -63,15 +63,15 @@ def test_only_a_line_end_ends_a_line() -> None:
     ],
     ids=["many lines", "one line over and over", "two lines in turn"],
 )
-def test_what_would_take_too_long_is_told_as_one_piece(old: str, new: str) -> None:
-    """Aligned, these would take minutes; the runner would end the test."""
+def test_a_too_expensive_difference_is_reported_as_one_piece(old: str, new: str) -> None:
+    """Aligning these texts would take minutes, and the test would time out."""
     difference = compare_lines(old, new, max_rows=50)
     assert difference.is_coarse
     assert difference.is_cut
     assert len(difference.rows) == 50
 
 
-def test_the_words_of_many_long_lines_are_not_all_looked_at() -> None:
+def test_the_words_of_many_long_lines_are_not_all_compared() -> None:
     old = "\n".join(f"{number} " + "a b " * 200 for number in range(900))
     new = "\n".join(f"{number}{number} " + "b a " * 200 for number in range(900))
     difference = compare_lines(old, new, max_rows=2000)
@@ -79,14 +79,14 @@ def test_the_words_of_many_long_lines_are_not_all_looked_at() -> None:
     assert difference.added_count == difference.removed_count == 900
 
 
-def test_what_both_begin_and_end_with_costs_nothing() -> None:
+def test_a_common_beginning_and_end_cost_nothing() -> None:
     old = "x\n" * 5000 + "old\n" + "y\n" * 5000
     difference = compare_lines(old, old.replace("old", "new"))
     assert not difference.is_coarse
     assert [row.text for row in difference.rows if row.change is not LineChange.SAME] == ["", "old", "new", ""]
 
 
-def test_of_a_very_long_line_the_change_is_found_and_shown_with_what_stands_next_to_it() -> None:
+def test_a_change_in_a_very_long_line_is_shown_with_its_surroundings() -> None:
     words = "word " * 3000
     found = compare_lines(f"{words}old{words}", f"{words}new{words}")
 

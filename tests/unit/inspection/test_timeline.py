@@ -1,4 +1,4 @@
-"""What is derived from the turns and calls of a timeline, and which turns it has."""
+"""What a timeline derives from turns and calls, and which turns it contains."""
 
 import json
 from collections.abc import Sequence
@@ -116,7 +116,7 @@ def context(**values: Any) -> str:
     return json.dumps({"todos": [], **values, "current_datetime": A_TIME.isoformat()})
 
 
-def test_a_context_is_new_where_it_changed_and_the_clock_is_no_change() -> None:
+def test_a_context_is_marked_as_changed_and_the_clock_does_not_count() -> None:
     later = json.dumps({"todos": ["pack"], "current_datetime": "tomorrow"})
     timeline = annotate_timeline(
         part(
@@ -131,7 +131,7 @@ def test_a_context_is_new_where_it_changed_and_the_clock_is_no_change() -> None:
     assert [turn.is_context_changed for turn in timeline.turns] == [False, True, False, True]
 
 
-def test_the_first_turn_of_a_part_is_compared_with_the_call_before_it() -> None:
+def test_the_first_turn_of_a_page_is_compared_with_the_call_before_it() -> None:
     earlier = call(4, dynamic=context(todos=["pack"]))
     shown = [asked(5), answered(6, call(6, dynamic=context(todos=["pack"])))]
     assert [turn.is_context_changed for turn in annotate_timeline(part(shown, earlier_call=earlier)).turns] == [
@@ -144,18 +144,18 @@ def test_the_first_turn_of_a_part_is_compared_with_the_call_before_it() -> None:
 @pytest.mark.parametrize(
     ("dynamic", "read"), [("", None), ("no JSON", "no JSON"), ("[" * 100_000, "[" * 100_000), ('{"a":1}', {"a": 1})]
 )
-def test_a_context_that_is_no_json_is_text(dynamic: str, read: object) -> None:
+def test_a_context_that_is_not_json_is_text(dynamic: str, read: object) -> None:
     assert read_context(call(2, dynamic=dynamic)) == read
 
 
-def test_results_know_their_tools_and_calls_their_results() -> None:
+def test_results_and_calls_refer_to_each_other() -> None:
     blocks = (ToolCallBlock(id="a", name="get_weather", arguments={}), ToolCallBlock(id="b", name="find", arguments={}))
     results = (ToolResultBlock(tool_call_id="a", output=1),)
     response = TimelineTurn(turn=ToolResponseTurn(seq=3, created_at=A_TIME, blocks=results))
     timeline = annotate_timeline(part([answered(2, blocks=blocks), response]))
     assert timeline.turns[0].answered_call_ids == {"a"}
     assert timeline.turns[1].tool_names == {"a": "get_weather", "b": "find"}
-    # The call stands on the page before.
+    # The call is on the page before.
     assert annotate_timeline(part([response])).turns[0].tool_names == {}
 
 
@@ -169,14 +169,14 @@ def test_a_compaction_precedes_the_first_turn_that_is_still_a_message() -> None:
     assert timeline.compactions_at_end == []
 
 
-def test_a_compaction_after_the_last_turn_is_at_the_end_and_not_in_earlier_parts() -> None:
+def test_a_compaction_after_the_last_turn_is_at_the_end_and_not_on_earlier_pages() -> None:
     outlines = [epoch(2, EpochReason.COMPACTED, 5)]
     turns = [asked(3), answered(4)]
     assert len(annotate_timeline(part(turns, epochs=outlines)).compactions_at_end) == 1
     assert annotate_timeline(part(turns, epochs=outlines, later_seq=5, last_seq=6)).compactions_at_end == []
 
 
-def test_an_undoing_takes_back_the_newest_that_still_held() -> None:
+def test_an_undo_removes_the_newest_compaction_in_effect() -> None:
     outlines = [
         epoch(6, EpochReason.COMPACTION_UNDONE, 3),
         epoch(5, EpochReason.COMPACTION_UNDONE, 5),
@@ -192,7 +192,7 @@ def test_an_undoing_takes_back_the_newest_that_still_held() -> None:
     ]
 
 
-def test_a_call_says_which_epoch_it_is_the_first_of() -> None:
+def test_the_first_call_of_an_epoch_is_marked() -> None:
     marks = {
         number: EpochMark(
             number=number,
@@ -239,7 +239,7 @@ SIZES = [(seq, 10) for seq in range(1, 11)]
         (TimelineAnchor(after_seq=-5), 0),
     ],
 )
-def test_a_place_says_where_to_begin(anchor: TimelineAnchor, starts_after: int) -> None:
+def test_a_position_determines_the_first_turn(anchor: TimelineAnchor, starts_after: int) -> None:
     assert anchor.start_after(10, 3) == starts_after
 
 
@@ -253,9 +253,7 @@ def test_a_place_says_where_to_begin(anchor: TimelineAnchor, starts_after: int) 
         (TimelineAnchor(around_seq=1), (1, 3)),
     ],
 )
-def test_a_part_that_would_be_too_large_keeps_the_turn_that_was_looked_for(
-    anchor: TimelineAnchor, part: tuple[int, int]
-) -> None:
+def test_a_page_that_would_be_too_large_keeps_the_requested_turn(anchor: TimelineAnchor, part: tuple[int, int]) -> None:
     assert choose_range(SIZES, anchor, max_bytes=30) == part
 
 
@@ -270,7 +268,7 @@ def test_one_turn_is_shown_however_large_it_is() -> None:
     st.integers(0, 40),
     st.integers(0, 500),
 )
-def test_a_part_is_within_its_limit_and_cannot_be_grown(sizes: list[int], kind: str, seq: int, limit: int) -> None:
+def test_a_page_is_within_its_limit_and_cannot_be_extended(sizes: list[int], kind: str, seq: int, limit: int) -> None:
     known = list(enumerate(sizes, 1))
     anchor = TimelineAnchor(**{kind: seq}) if kind else TimelineAnchor()
     part = choose_range(known, anchor, max_bytes=limit)

@@ -52,7 +52,7 @@ def test_the_first_byte_that_differs_is_reported(one: bytes, other: bytes) -> No
         ("", "x" * 200, " at character 0", ('""', f'"{"x" * 30}"')),
     ],
 )
-def test_the_path_and_both_sides_are_told(stored: Any, found: Any, path: str, shown: tuple[Any, Any]) -> None:
+def test_the_path_and_both_values_are_reported(stored: Any, found: Any, path: str, shown: tuple[Any, Any]) -> None:
     difference = find_value_difference(stored, found)
     assert difference is not None
     assert (difference.path, (difference.stored, difference.found)) == (path, shown)

@@ -1,4 +1,4 @@
-"""What templates can speak of: every namespace, its members, and who wins."""
+"""The names that templates can use: every namespace, its members, and their precedence."""
 
 import hashlib
 from collections.abc import Mapping
@@ -114,7 +114,7 @@ def a_turn(seq: int, kind: TurnKind, *blocks: Block, language: str | None = None
         ("date_unix_ms", 1794830400123),
     ],
 )
-def test_system_tells_the_time(member: str, value: object) -> None:
+def test_system_has_the_time(member: str, value: object) -> None:
     assert arguments()["system"][member] == value
 
 
@@ -123,14 +123,14 @@ def test_system_has_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("hours", [-11, 0, 5.5, 14])
-def test_system_is_in_utc_wherever_the_clock_stands(hours: float) -> None:
+def test_system_is_in_utc_in_any_time_zone(hours: float) -> None:
     elsewhere = NOW.astimezone(timezone(timedelta(hours=hours)))
 
     assert arguments(now=elsewhere) == arguments()
 
 
 @given(st.datetimes(datetime(1970, 1, 1), datetime(9000, 1, 1), timezones=st.just(UTC)))  # noqa: DTZ001  reason: bounds of a strategy are naive
-def test_all_of_system_is_one_moment(now: datetime) -> None:
+def test_all_members_of_system_are_of_one_moment(now: datetime) -> None:
     system = arguments(now=now)["system"]
 
     assert datetime.fromisoformat(system["current_datetime"]) == now.replace(microsecond=0)
@@ -164,13 +164,13 @@ def test_conversation_is_described() -> None:
     }
 
 
-def test_what_a_conversation_was_not_given_is_empty() -> None:
+def test_missing_parts_of_a_conversation_are_empty() -> None:
     bare = arguments(conversation=a_conversation(identifier=None, source=None, direction=None))["conversation"]
 
     assert (bare["identifier"], bare["source"], bare["direction"]) == ("", "", "")
 
 
-def test_a_conversation_of_the_future_has_lasted_no_time() -> None:
+def test_a_conversation_created_in_the_future_has_no_duration() -> None:
     ahead = a_conversation(created_at=NOW + timedelta(seconds=2))
 
     assert arguments(conversation=ahead)["conversation"]["duration"] == 0
@@ -185,13 +185,13 @@ def test_session_is_empty_without_a_mode(mode: str | None) -> None:
     assert arguments(conversation=a_conversation(mode=mode))["session"] == {}
 
 
-def test_no_arg_can_pretend_to_be_the_session() -> None:
+def test_no_arg_can_replace_the_session() -> None:
     pretender = a_conversation(mode=None, args={"session": {"mode": "admin"}})
 
     assert arguments(conversation=pretender)["session"] == {}
 
 
-def test_message_is_what_the_user_said() -> None:
+def test_message_is_the_text_of_the_user() -> None:
     assert arguments()["message"] == {"text": "Hi", "language": "no"}
 
 
@@ -205,7 +205,7 @@ def test_args_are_there_under_their_namespace_and_at_the_root() -> None:
     assert given_args["name"] == "Kari"
 
 
-def test_variables_are_defaults_at_the_root_alone() -> None:
+def test_variables_are_defaults_at_the_root_only() -> None:
     given_args = arguments()
 
     assert given_args["tone"] == "friendly"
@@ -223,7 +223,7 @@ def test_variables_are_defaults_at_the_root_alone() -> None:
     ],
     ids=["variable", "conversation", "turn over both", "turn over variable", "null is a value"],
 )
-def test_the_nearest_value_wins(
+def test_the_most_specific_value_wins(
     conversation_args: Mapping[str, Any], turn_args: Mapping[str, Any] | None, at_the_root: object, in_args: object
 ) -> None:
     given_args = arguments(
@@ -237,7 +237,7 @@ def test_the_nearest_value_wins(
 
 
 @given(variables=named_values, args=named_values, turn_args=st.none() | named_values)
-def test_every_name_has_the_value_of_whoever_comes_first(
+def test_every_name_has_the_value_of_its_first_source(
     variables: dict[str, Any], args: dict[str, Any], turn_args: dict[str, Any] | None
 ) -> None:
     given_args = arguments(
@@ -251,7 +251,9 @@ def test_every_name_has_the_value_of_whoever_comes_first(
 
 
 @given(variables=named_values, args=named_values, turn_args=named_values)
-def test_no_namespace_is_shadowed(variables: dict[str, Any], args: dict[str, Any], turn_args: dict[str, Any]) -> None:
+def test_no_namespace_is_hidden_by_an_arg(
+    variables: dict[str, Any], args: dict[str, Any], turn_args: dict[str, Any]
+) -> None:
     given_args = arguments(
         assistant=an_assistant(variables=variables), conversation=a_conversation(args=args), turn_args=turn_args
     )
@@ -262,7 +264,7 @@ def test_no_namespace_is_shadowed(variables: dict[str, Any], args: dict[str, Any
 
 
 @given(variables=json_objects, args=json_objects, turn_args=json_objects)
-def test_what_comes_out_shares_nothing_with_what_went_in(
+def test_the_result_shares_no_object_with_its_sources(
     variables: dict[str, Any], args: dict[str, Any], turn_args: dict[str, Any]
 ) -> None:
     before = deepcopy((variables, args, turn_args))
@@ -276,7 +278,7 @@ def test_what_comes_out_shares_nothing_with_what_went_in(
     assert (variables, args, turn_args) == before
 
 
-def test_an_arg_and_its_namespaced_twin_share_nothing_either() -> None:
+def test_an_arg_and_its_namespaced_copy_share_no_object() -> None:
     given_args = arguments(conversation=a_conversation(args={"list": [1]}))
     given_args["list"].append(2)
 
@@ -290,7 +292,7 @@ def test_mappings_of_any_kind_become_plain_ones() -> None:
 
 
 def spoil(value: Any) -> None:
-    """Changes everything in a value that can be changed."""
+    """Change everything in a value that can be changed."""
     if isinstance(value, dict):
         for inner in list(value.values()):
             spoil(inner)
@@ -323,7 +325,7 @@ def test_static_arguments_depend_on_neither_clock_nor_message() -> None:
     }
 
 
-def test_static_arguments_stay_the_same_when_a_conversation_goes_on() -> None:
+def test_static_arguments_stay_the_same_when_a_conversation_continues() -> None:
     conversation = a_conversation()
     later = replace(conversation, updated_at=NOW + timedelta(days=1), revision=9, next_seq=9)
 
@@ -400,7 +402,7 @@ TOOLS = TurnKind.TOOL_RESPONSE
         "none",
     ],
 )
-def test_the_language_is_the_latest_users_then_the_clients(
+def test_the_language_is_that_of_the_latest_user_turn_or_of_the_client(
     latest: str | None, metadata: Mapping[str, Any], language: str
 ) -> None:
     turns = [a_turn(1, USER, language="en"), a_turn(2, MODEL), a_turn(3, USER, language=latest)]
@@ -408,13 +410,13 @@ def test_the_language_is_the_latest_users_then_the_clients(
     assert choose_language(turns, metadata) == language
 
 
-def test_the_language_of_the_task_holds_while_tools_answer() -> None:
+def test_the_language_of_the_task_applies_while_tools_answer() -> None:
     turns = [a_turn(1, USER, language="no"), a_turn(2, MODEL), a_turn(3, TOOLS)]
 
     assert choose_language(turns, {"client.language": "de"}) == "no"
 
 
-def test_without_any_turn_the_client_says_the_language() -> None:
+def test_without_any_turn_the_language_is_that_of_the_client() -> None:
     assert choose_language([], {"client.language": "de"}) == "de"
 
 

@@ -1,4 +1,4 @@
-"""A history breaks no rule once it is repaired, and what was repaired once stays as it is."""
+"""A repaired history breaks no rule, and a repair never changes later."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ def response(seq: int | None, *ids: str) -> Step:
 
 
 def outline(steps: Sequence[Step]) -> list[str]:
-    """The steps as short texts: `u1`, `m2(a,b)`, `t3(a,-b)`; a result that was supplied has a dash."""
+    """The steps as short texts: `u1`, `m2(a,b)`, `t3(a,-b)`; a supplied result has a dash."""
     marks = {TurnKind.USER_TASK: "u", TurnKind.MODEL_RESPONSE: "m", TurnKind.TOOL_RESPONSE: "t"}
     texts = []
     for step in steps:
@@ -52,7 +52,7 @@ GOOD = (
 )
 
 
-def test_a_good_history_stays_as_it_is() -> None:
+def test_a_valid_history_is_unchanged() -> None:
     ordered = replace(GOOD[2], results=tuple(reversed(GOOD[2].results)))
     repaired = repair(GOOD)
     assert find_broken_rules(GOOD) == []
@@ -85,7 +85,7 @@ def test_a_broken_rule_is_named_with_its_ids(steps: list[Step], rule: str, ids: 
     assert find_broken_rules(repaired.steps) == []
 
 
-def test_a_broken_rule_says_where() -> None:
+def test_a_broken_rule_has_a_position() -> None:
     steps = [task(1), answer(2, "a"), response(3, "a"), task(5)]
     assert find_broken_rules(steps) == [BrokenRule(rule="result_passed_over", seq=5)]
 
@@ -182,18 +182,18 @@ def test_a_broken_history_is_repaired(
     assert find_broken_rules(repaired.steps) == []
 
 
-def test_of_several_results_the_first_is_sent() -> None:
+def test_the_first_of_several_results_is_sent() -> None:
     steps = [task(1), answer(2, "a"), response(3, "a"), response(4, "a"), answer(5)]
     (result,) = repair(steps).steps[2].results
     assert result.output == 3
 
 
-def test_a_supplied_result_says_that_there_is_none() -> None:
+def test_a_supplied_result_states_that_there_is_none() -> None:
     (result,) = repair([task(1), answer(2, "a"), task(3)]).steps[2].results
     assert result == ToolResultBlock(tool_call_id="a", output=NO_RESULT, is_error=True)
 
 
-def test_an_id_that_is_taken_gives_way_with_its_result() -> None:
+def test_a_duplicate_id_is_replaced_together_with_its_result() -> None:
     steps = [task(1), answer(2, "a"), response(3, "a"), answer(4, "a", "b", "b"), response(5, "a", "b", "b")]
     repaired = repair(steps)
     first, second = repaired.steps[1], repaired.steps[3]
@@ -255,7 +255,7 @@ def test_any_history_can_be_repaired(steps: tuple[Step, ...]) -> None:
 
 
 def is_gathered(steps: Sequence[Step], place: int) -> bool:
-    """Whether the results of a step go out with those of the step after it."""
+    """Whether the results of a step are sent together with those of the next step."""
     kinds = [step.kind for step in steps[place : place + 2]]
     return kinds == [TurnKind.TOOL_RESPONSE] * 2
 
@@ -268,11 +268,11 @@ def test_a_repaired_history_needs_no_repair(steps: tuple[Step, ...]) -> None:
 
 
 @given(broken_histories, st.data())
-def test_what_comes_later_does_not_change_what_was_sent(steps: tuple[Step, ...], data: st.DataObject) -> None:
+def test_later_turns_do_not_change_what_was_sent(steps: tuple[Step, ...], data: st.DataObject) -> None:
     length = data.draw(st.integers(0, len(steps)))
     early, late = repair(steps[:length]).steps, repair(steps).steps
     answers = [place for place, step in enumerate(early) if step.kind is TurnKind.MODEL_RESPONSE]
     ends_open = length > 0 and (steps[length - 1].calls or steps[length - 1].kind is TurnKind.TOOL_RESPONSE)
-    # An input that is still open may get more results; everything up to the answer before it stands.
+    # An input that is still open may get more results; everything up to the answer before it is fixed.
     settled = max(answers, default=-1) + 1 if ends_open else len(early)
     assert late[:settled] == early[:settled]

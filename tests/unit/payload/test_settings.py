@@ -43,7 +43,7 @@ def test_every_member_is_read() -> None:
     assert read_cache_settings(given) == CacheSettings(explicit=ExplicitChoice.ON, ttl_seconds=60)
 
 
-def test_what_is_not_said_is_left_to_the_model() -> None:
+def test_omitted_settings_are_left_to_the_model() -> None:
     assert read_settings({"thinking": None, "temperature": None, "layer_order": None}) == CallSettings()
     assert read_order({}, FLASH) is LayerOrder.LAYERED
     for nothing in (None, {}, {"explicit": None, "ttl_seconds": None}):
@@ -83,7 +83,7 @@ def test_what_is_not_said_is_left_to_the_model() -> None:
         ("temprature", 1),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_its_path(name: str, value: object) -> None:
+def test_an_invalid_setting_is_refused_with_its_path(name: str, value: object) -> None:
     with pytest.raises(ValidationFailed, match=f"settings.{name}") as caught:
         read_settings({"max_output_tokens": 7, name: value})
     assert faults(caught.value) == [f"settings.{name}"]
@@ -107,7 +107,7 @@ def test_all_mistakes_are_named_at_once() -> None:
         ("claude-tomorrow-9", {"max_output_tokens": 10**7}),
     ],
 )
-def test_what_the_model_takes_is_good(model: str, settings: dict[str, Any]) -> None:
+def test_settings_that_the_model_supports_are_accepted(model: str, settings: dict[str, Any]) -> None:
     check_settings("gemini" if model.startswith("gemini") else "anthropic", model, settings)
 
 
@@ -127,13 +127,13 @@ def test_what_the_model_takes_is_good(model: str, settings: dict[str, Any]) -> N
         ("claude-fable-5-2", {"tone": "kind"}, "tone"),
     ],
 )
-def test_what_the_model_does_not_take_is_refused(model: str, settings: dict[str, Any], path: str) -> None:
+def test_settings_that_the_model_does_not_support_are_refused(model: str, settings: dict[str, Any], path: str) -> None:
     with pytest.raises(ValidationFailed) as caught:
         check_settings("gemini" if model.startswith("gemini") else "anthropic", model, settings)
     assert faults(caught.value) == [f"settings.{path}"]
 
 
-def test_an_explicit_cache_can_be_insisted_on_only_where_there_are_any() -> None:
+def test_an_explicit_cache_can_be_required_only_of_models_that_have_them() -> None:
     check_settings("gemini", "gemini-3.8-flash", {"cache": {"explicit": "on"}})
     check_settings("gemini", "gemini-4-argon", {"cache": {"explicit": "auto"}})
     for provider, model in (("gemini", "gemini-4-argon"), ("anthropic", "claude-fable-5-2")):

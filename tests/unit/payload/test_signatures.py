@@ -1,4 +1,4 @@
-"""Signatures go back to where they hold, and nowhere else."""
+"""Signatures are sent back where they are valid, and nowhere else."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from server.payload.signatures import (
     record_withheld,
 )
 from server.providers.model_profile import find_profile
-from tests.support.fakes.conversation import Talk
+from tests.support.fakes.conversation import InMemoryConversation
 
 HERE = b"here"
 ELSEWHERE = b"elsewhere"
@@ -43,7 +43,7 @@ def answer(talk: Talk, model: str | None, **fields: Any) -> BufferedTurn:
         "account": "one",
         "prefix_hash": HERE,
     }
-    return talk.put(TurnKind.MODEL_RESPONSE, fields.pop("blocks", (TextBlock(text="Hm."),)), **values | fields)
+    return conversation.put(TurnKind.MODEL_RESPONSE, fields.pop("blocks", (TextBlock(text="Hm."),)), **values | fields)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_signatures_are_withheld_for_a_reason(
     assert withheld_from(talk.turns, scope(asked)) == ({} if reason is None else {turn.seq: reason})
 
 
-def test_results_under_another_prefix_end_all_thinking_before_them_for_good() -> None:
-    talk = Talk()
+def test_results_under_another_prefix_permanently_end_all_thinking_before_them() -> None:
+    conversation = InMemoryConversation()
     model = "claude-fable-5-2"
-    answer(talk, model)
-    answer(talk, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
-    talk.say("Never mind.")
+    answer(conversation, model)
+    answer(conversation, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
+    conversation.say("Never mind.")
     before = {2: WithheldReason.PREFIX, 4: WithheldReason.PREFIX}
     assert withheld_from(talk.turns, scope(model)) == before
     talk.turns.pop()
@@ -106,8 +106,8 @@ def test_results_under_another_prefix_end_all_thinking_before_them_for_good() ->
     assert withheld_from(talk.turns, scope(model)) == before
 
 
-def test_a_loop_that_stayed_behind_its_prefix_ends_nothing() -> None:
-    talk = Talk()
+def test_a_loop_that_kept_its_prefix_ends_no_thinking() -> None:
+    conversation = InMemoryConversation()
     model = "claude-fable-5-2"
     answer(talk, model)
     answer(talk, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
@@ -116,7 +116,7 @@ def test_a_loop_that_stayed_behind_its_prefix_ends_nothing() -> None:
     assert withheld_from(talk.turns, scope(model)) == {4: WithheldReason.PREFIX, 6: WithheldReason.PREFIX}
 
 
-def test_what_is_withheld_is_noted_by_reason() -> None:
+def test_withheld_signatures_are_recorded_by_reason() -> None:
     reasons = {8: WithheldReason.FAMILY, 2: WithheldReason.PROVIDER, 4: WithheldReason.FAMILY}
     assert list(record_withheld(reasons)) == [
         {"kind": "signatures_withheld", "reason": "provider", "seqs": [2]},
@@ -124,13 +124,13 @@ def test_what_is_withheld_is_noted_by_reason() -> None:
     ]
 
 
-def test_thinking_from_before_a_signed_block_is_valid_behind_it_and_that_of_another_block_is_not() -> None:
-    """What was made behind the block carries its mark, and the prefix from before it is kept with it."""
-    talk = Talk()
-    before = answer(talk, "claude-fable-5-2", prefix_hash=ELSEWHERE)
-    other = answer(talk, "claude-fable-5-2", prefix_hash=b"behind another block")
-    never = answer(talk, "claude-fable-5-2", prefix_hash=None)
-    behind = answer(talk, "claude-fable-5-2")
+def test_thinking_from_before_a_signed_block_stays_valid_after_it_and_that_of_another_block_does_not() -> None:
+    """A turn after the block carries the mark of the block, and the prefix from before it is stored with it."""
+    conversation = InMemoryConversation()
+    before = answer(conversation, "claude-fable-5-2", prefix_hash=ELSEWHERE)
+    other = answer(conversation, "claude-fable-5-2", prefix_hash=b"behind another block")
+    never = answer(conversation, "claude-fable-5-2", prefix_hash=None)
+    behind = answer(conversation, "claude-fable-5-2")
     asked = replace(scope("claude-fable-5-2"), kept_prefix_hashes=(b"earlier", ELSEWHERE))
     withheld = withheld_from(talk.turns, asked)
     assert withheld == {other.seq: WithheldReason.PREFIX, never.seq: WithheldReason.PREFIX}

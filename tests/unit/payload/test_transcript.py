@@ -1,4 +1,4 @@
-"""Transcripts: who said what can be read back from the text alone, and reasoning leaves no trace in it."""
+"""Transcripts: each statement and its author can be read back from the text alone, and reasoning is left out."""
 
 import asyncio
 import hashlib
@@ -47,7 +47,7 @@ ITEM = re.compile(
 )
 
 
-def said(seq: int, *blocks: Block) -> UserTaskTurn:
+def user_turn(seq: int, *blocks: Block) -> UserTaskTurn:
     return UserTaskTurn(seq=seq, created_at=NOW, blocks=blocks)
 
 
@@ -72,18 +72,18 @@ def returned(seq: int, *blocks: Block) -> ToolResponseTurn:
     return ToolResponseTurn(seq=seq, created_at=NOW, blocks=blocks)
 
 
-def tell(turns: Sequence[Turn], **options: Any) -> str:
+def render(turns: Sequence[Turn], **options: Any) -> str:
     return asyncio.run(RENDERER.render_segment("acme", build_transcript(turns, **options)))
 
 
 def split_lines(text: str) -> list[str]:
-    """Whatever ends them; each with its end."""
+    """Any line endings."""
     places = [0, *(match.end() for match in LINE_ENDS.finditer(text))]
     return [text[begin:end] for begin, end in zip(places, [*places[1:], len(text)], strict=True) if begin < end]
 
 
 def read_transcript(text: str) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """Who said what, from the text alone: label and speaker, and for each piece what it is and what it says."""
+    """Parse a transcript: label and role of each turn, and the kind and text of each piece."""
     turns: list[tuple[str, str, list[tuple[str, str]]]] = []
     quoting = False
     for line in split_lines(text):
@@ -140,11 +140,11 @@ JSON_VALUES = st.recursive(
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Turn]:
-    """Exchanges with any words, calls with results or without, reasoning everywhere."""
+    """Exchanges with any texts, calls with or without results, and reasoning everywhere."""
     turns: list[Turn] = []
     for _ in range(draw(st.integers(1, 4))):
         seq = len(turns) + 1
-        turns.append(said(seq, *(TextBlock(text=text) for text in draw(st.lists(TEXTS, max_size=3)))))
+        turns.append(user_turn(seq, *(TextBlock(text=text) for text in draw(st.lists(TEXTS, max_size=3)))))
         while True:
             calls = [
                 ToolCallBlock(
@@ -169,28 +169,28 @@ def histories(draw: st.DrawFn) -> list[Turn]:
 
 @settings(max_examples=30)
 @given(histories())
-def test_who_said_what_can_be_read_back(turns: list[Turn]) -> None:
-    read = read_transcript(tell(turns))
+def test_authors_and_texts_can_be_read_back(turns: list[Turn]) -> None:
+    read = read_transcript(render(turns))
     assert [label for label, _, _ in read] == [str(turn.seq) for turn in turns]
-    speakers = {UserTaskTurn: "user", ModelResponseTurn: "assistant", ToolResponseTurn: "tools"}
-    assert [speaker for _, speaker, _ in read] == [speakers[type(turn)] for turn in turns]
+    roles = {UserTaskTurn: "user", ModelResponseTurn: "assistant", ToolResponseTurn: "tools"}
+    assert [role for _, role, _ in read] == [roles[type(turn)] for turn in turns]
     for turn, (_, _, pieces) in zip(turns, read, strict=True):
         texts = "".join(block.text for block in turn.blocks if isinstance(block, TextBlock))
         assert "".join(text for kind, text in pieces if kind == "text") == texts
         calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
-        told = [text for kind, text in pieces if kind.startswith("call ")]
-        assert len(told) == len(calls)
-        for call, text in zip(calls, told, strict=True):
+        rendered = [text for kind, text in pieces if kind.startswith("call ")]
+        assert len(rendered) == len(calls)
+        for call, text in zip(calls, rendered, strict=True):
             assert text.endswith(write_json(call.arguments))
         results = [block.output for block in turn.blocks if isinstance(block, ToolResultBlock)]
-        told = [text for kind, text in pieces if kind.startswith(("result", "error"))]
-        assert told == [output if isinstance(output, str) else write_json(output) for output in results]
+        rendered = [text for kind, text in pieces if kind.startswith(("result", "error"))]
+        assert rendered == [output if isinstance(output, str) else write_json(output) for output in results]
 
 
 @settings(max_examples=15)
 @given(histories())
-def test_reasoning_leaves_no_trace(turns: list[Turn]) -> None:
-    text = tell(turns)
+def test_reasoning_is_left_out(turns: list[Turn]) -> None:
+    text = render(turns)
     assert SECRET not in text
     for label in ("think", "thought", "reason"):
         without_words = LINE_ENDS.sub("\n", text)
@@ -203,7 +203,7 @@ def test_reasoning_leaves_no_trace(turns: list[Turn]) -> None:
 
 
 @given(TEXTS)
-def test_a_quoted_text_stands_behind_marks_alone(text: str) -> None:
+def test_every_line_of_a_quoted_text_has_a_quotation_mark(text: str) -> None:
     quoted = quote(text)
     assert all(line.startswith(QUOTE_MARK) for line in split_lines(quoted))
     assert "".join(line.removeprefix(QUOTE_MARK) for line in split_lines(quoted)) == text
@@ -216,9 +216,9 @@ def test_json_is_one_line(value: Any) -> None:
     assert write_json(json.loads(text)) == write_json(json.loads(json.dumps(value)))
 
 
-def test_an_exchange_reads_well() -> None:
+def test_an_exchange_is_rendered_readably() -> None:
     turns: list[Turn] = [
-        said(
+        user_turn(
             1,
             TextBlock(text="What is the weather\nin Oslo?"),
             ImageBlock(media_type="image/png", sha256="ab12", size_bytes=70),
@@ -238,7 +238,7 @@ def test_an_exchange_reads_well() -> None:
         ),
         answered(4, TextBlock(text="It is"), state=TurnState.CANCELLED),
     ]
-    assert tell(turns) == (
+    assert render(turns) == (
         "[1] user\n"
         "> What is the weather\n"
         "> in Oslo?\n"
@@ -265,35 +265,35 @@ def test_an_exchange_reads_well() -> None:
         (TurnState.FAILED, "failed"),
     ],
 )
-def test_an_answer_that_did_not_come_to_its_end_says_so(state: TurnState, words: str) -> None:
-    text = tell([answered(2, ThinkingBlock(text=SECRET), state=state)])
+def test_an_incomplete_answer_is_marked(state: TurnState, words: str) -> None:
+    text = render([answered(2, ThinkingBlock(text=SECRET), state=state)])
     assert text == f"[2] assistant ({words} before its end)\n* nothing was said\n"
 
 
-def test_a_call_that_nobody_answered_says_so() -> None:
+def test_an_unanswered_call_is_marked() -> None:
     call = ToolCallBlock(id="x", name="get_weather", arguments={})
-    text = tell([said(1, TextBlock(text="Hm?")), answered(2, call), said(3, TextBlock(text="Never mind."))])
+    text = render([user_turn(1, TextBlock(text="Hm?")), answered(2, call), user_turn(3, TextBlock(text="Never mind."))])
     assert "* call 1: get_weather {}\n* no result 1: the call was given up\n[3] user" in text
 
 
-def test_a_result_without_a_call_is_no_calls_result() -> None:
-    assert "* result to no call: 1\n" in tell([returned(3, ToolResultBlock(tool_call_id="x", output=1))])
+def test_a_result_without_a_call_is_marked() -> None:
+    assert "* result to no call: 1\n" in render([returned(3, ToolResultBlock(tool_call_id="x", output=1))])
 
 
-def test_a_block_of_an_unknown_kind_does_not_even_tell_its_name() -> None:
-    text = tell([answered(2, UnknownBlock(data={"type": "thinking_v9", "text": SECRET}))])
+def test_the_name_of_an_unknown_block_is_left_out() -> None:
+    text = render([answered(2, UnknownBlock(data={"type": "thinking_v9", "text": SECRET}))])
     assert text == "[2] assistant\n* something that cannot be shown here\n"
 
 
 @pytest.mark.parametrize("output", ["x" * 30, {"rows": "x" * 30}])
-def test_a_result_beyond_the_limit_says_how_much_is_left_out(output: Any) -> None:
+def test_a_result_above_the_limit_states_the_omitted_length(output: Any) -> None:
     turns = [returned(3, ToolResultBlock(tool_call_id="x", output=output))]
     whole = output if isinstance(output, str) else write_json(output)
-    assert tell(turns, result_limit_chars=10) == (
+    assert render(turns, result_limit_chars=10) == (
         f"[3] tools\n* result to no call ({len(whole) - 10} characters at its end are left out):\n> {whole[:10]}\n"
     )
-    assert "left out" not in tell(turns, result_limit_chars=len(whole))
-    assert "left out" not in tell(turns)
+    assert "left out" not in render(turns, result_limit_chars=len(whole))
+    assert "left out" not in render(turns)
 
 
 async def test_a_summary_and_a_gap_name_their_turns() -> None:
@@ -311,14 +311,14 @@ async def test_the_request_for_a_summary_names_its_turns_and_its_length() -> Non
     assert request.template_hash == hashlib.sha256(request.template_source.encode()).digest()
 
 
-async def test_a_template_of_ones_own_that_fails_is_said_and_not_sent(tmp_path: Any) -> None:
+async def test_the_failure_of_a_custom_template_is_reported_and_not_sent(tmp_path: Any) -> None:
     (tmp_path / "history_segment.j2").write_text("{% for turn in turns %}{{ turn.label + 1 }}{% endfor %}")
     renderer = JinjaRenderer(load_templates(tmp_path), RenderLimits())
     with pytest.raises(TemplateInvalid, match=r"history_segment\.j2"):
-        await renderer.render_segment("acme", build_transcript([said(1, TextBlock(text="Hello"))]))
+        await renderer.render_segment("acme", build_transcript([user_turn(1, TextBlock(text="Hello"))]))
 
 
-async def test_a_template_of_ones_own_ends_its_last_line(tmp_path: Any) -> None:
+async def test_a_custom_template_ends_its_last_line(tmp_path: Any) -> None:
     (tmp_path / "history_segment.j2").write_text("{% for turn in turns %}{{ turn.speaker }} {% endfor %}")
     renderer = JinjaRenderer(load_templates(tmp_path), RenderLimits())
-    assert await renderer.render_segment("acme", build_transcript([said(1), said(3)])) == "user user \n"
+    assert await renderer.render_segment("acme", build_transcript([user_turn(1), user_turn(3)])) == "user user \n"

@@ -1,4 +1,4 @@
-"""What goes into a column comes out of it, and Postgres can take it."""
+"""Values are encoded so that Postgres can store them, and decoded without loss."""
 
 import json
 import math
@@ -34,7 +34,9 @@ def test_any_text_comes_back(text: str) -> None:
 
 @given(any_text)
 def test_text_is_made_storable_once(text: str) -> None:
-    """The escape of an escape is another text: encoding is not idempotent, and `Storable` is why it need not be."""
+    """Encoding is not idempotent: an escape of an escape is another text. The type `Storable` prevents a second
+    encoding.
+    """
     assert decode_text(decode_text(encode_text(encode_text(text)))) == text
 
 
@@ -51,7 +53,7 @@ def test_any_json_comes_back(value: Any) -> None:
     stored.encode()
 
 
-def test_large_floats_stay_floats_where_postgres_would_make_them_integers() -> None:
+def test_large_floats_stay_floats_although_postgres_would_make_them_integers() -> None:
     for value in (1e16, 1e22, 1e23, -1e300, 1.7976931348623157e308):
         stored = encode_json([value])
         assert "e" not in stored
@@ -79,14 +81,14 @@ def test_raw_bytes_come_back(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("length", [96, 3_000, 100_000])
-def test_raw_bytes_with_a_flipped_bit_are_not_taken_for_others(length: int) -> None:
+def test_raw_bytes_with_a_flipped_bit_are_detected(length: int) -> None:
     data = (b'data: {"text": "so"}\n\n' * length)[:length]
     stored = encode_raw(data)
     for place in range(len(stored) * 8):
         flipped = bytearray(stored)
         flipped[place // 8] ^= 1 << place % 8
         with suppress(ZstdError):
-            # Where it is not told, it says nothing, or there is nothing left.
+            # A flipped bit that is not detected must not change anything, or leave nothing.
             assert decode_raw(bytes(flipped)) in {data, b""}
 
 
@@ -96,14 +98,14 @@ def test_event_streams_shrink() -> None:
 
 
 @given(st.text(), st.integers())
-def test_a_cursor_leads_back_to_its_place(text: str, number: int) -> None:
+def test_a_cursor_encodes_its_position(text: str, number: int) -> None:
     assert decode_cursor(encode_cursor(text), str) == text
     assert decode_cursor(encode_cursor(number), int) == number
     assert encode_cursor(text).replace("-", "").replace("_", "").isalnum()
 
 
 @given(st.text(max_size=40))
-def test_a_made_up_cursor_is_refused_or_understood_and_never_breaks(cursor: str) -> None:
+def test_a_forged_cursor_is_refused_or_decoded_and_never_raises_another_error(cursor: str) -> None:
     try:
         place = decode_cursor(cursor, int)
     except CursorInvalid:

@@ -1,4 +1,4 @@
-"""What a frozen text may not depend on."""
+"""What a static text may not depend on."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def fault_in(source: str) -> Fault | None:
         ("{{ conversation.id }}\n{{ conversation.updated_date }}", "`conversation.updated_date`", 2),
     ],
 )
-def test_the_clock_and_the_message_are_found(source: str, named: str, line: int) -> None:
+def test_references_to_the_clock_and_the_message_are_found(source: str, named: str, line: int) -> None:
     fault = fault_in(source)
 
     assert fault is not None
@@ -49,14 +49,14 @@ def test_the_clock_and_the_message_are_found(source: str, named: str, line: int)
         "{# {{ system.current_date }} #}{% raw %}{{ system.current_date }}{% endraw %}",
     ],
 )
-def test_what_the_template_binds_itself_or_does_not_change_is_allowed(source: str) -> None:
+def test_local_names_and_constant_values_are_allowed(source: str) -> None:
     assert fault_in(source) is None
 
 
 @pytest.mark.parametrize(
     "source", ["\n{% include 'x' %}", "\n{% extends 'x' %}", "\n{% import 'x' as x %}", "\n{% from 'x' import y %}"]
 )
-def test_a_tag_that_asks_for_another_template_is_found(source: str) -> None:
+def test_a_tag_that_includes_another_template_is_found(source: str) -> None:
     fault = find_loading(SANDBOX.parse(source))
 
     assert fault is not None

@@ -36,7 +36,7 @@ def error_of(source: str) -> Exception:
     raise AssertionError(text)
 
 
-# The patterns that the second seed names, each as it stands there.
+# The patterns of the second seed file, unchanged.
 @pytest.mark.parametrize(
     ("source", "text"),
     [
@@ -54,11 +54,11 @@ def test_the_usual_patterns_work(source: str, text: str) -> None:
     assert render(source, **values) == text
 
 
-def test_a_name_that_stands_for_nothing_is_empty_and_so_is_null() -> None:
+def test_an_undefined_name_is_empty_and_so_is_null() -> None:
     assert render("[{{ unknown }}{{ args.unknown }}{{ nothing }}]") == "[]"
 
 
-def test_a_member_of_nothing_is_an_error() -> None:
+def test_a_member_of_an_undefined_value_is_an_error() -> None:
     assert isinstance(error_of("{{ unknown.member }}"), UndefinedError)
 
 
@@ -66,11 +66,11 @@ def test_nothing_is_escaped_and_no_newline_is_lost() -> None:
     assert render("{{ '<&\"' }}\n") == '<&"\n'
 
 
-def test_a_member_comes_before_a_method() -> None:
+def test_a_member_has_precedence_over_a_method() -> None:
     assert render("{{ args.items }} {{ args.keys() | list }}") == "three ['items', 'class']"
 
 
-def test_members_can_be_gone_through_whatever_they_are_called() -> None:
+def test_members_with_any_name_can_be_iterated() -> None:
     assert (
         render("{% for key, value in args | items %}{{ key }}={{ value }} {% endfor %}") == "items=three class=first "
     )
@@ -82,13 +82,13 @@ def test_only_values_are_printed(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["{{ xs | random }}", "{{ xs | shuffle }}"])
-def test_no_filter_is_left_to_chance(source: str) -> None:
+def test_no_filter_is_random(source: str) -> None:
     with pytest.raises(TemplateAssertionError):
         SANDBOX.from_string(source)
 
 
 @pytest.mark.parametrize("name", ["lipsum", "cycler", "joiner"])
-def test_what_prompts_do_not_need_is_not_there(name: str) -> None:
+def test_unneeded_features_are_not_available(name: str) -> None:
     assert render(f"{{{{ {name} is defined }}}}") == "False"
 
 
@@ -116,14 +116,14 @@ def test_what_prompts_do_not_need_is_not_there(name: str) -> None:
         "{% for x in xs %}{{ loop.__class__ }}{% endfor %}",
     ],
 )
-def test_nothing_gets_out_of_the_sandbox(source: str) -> None:
+def test_nothing_escapes_from_the_sandbox(source: str) -> None:
     assert isinstance(error_of(source), SecurityError)
 
 
 @pytest.mark.parametrize(
     "source", ["{{ xs.append(3) }}", "{{ xs.clear() }}", "{{ args.update(a=1) }}", "{{ args.pop('class') }}"]
 )
-def test_no_value_is_changed(source: str) -> None:
+def test_no_value_can_be_changed(source: str) -> None:
     before = json.dumps(VALUES)
 
     assert isinstance(error_of(source), SecurityError)
@@ -133,11 +133,11 @@ def test_no_value_is_changed(source: str) -> None:
 @pytest.mark.parametrize(
     "source", ["{% include 'x' %}", "{% extends 'x' %}", "{% import 'x' as x %}", "{% from 'x' import y %}"]
 )
-def test_there_are_no_other_templates(source: str) -> None:
+def test_other_templates_cannot_be_loaded(source: str) -> None:
     assert "no loader" in str(error_of(source))
 
 
-def test_a_range_has_an_end() -> None:
+def test_a_range_has_a_maximum() -> None:
     assert isinstance(error_of("{{ range(10 ** 9) | list }}"), OverflowError)
 
 
@@ -156,16 +156,16 @@ def test_json_is_compact_keeps_its_order_and_escapes_only_what_it_must() -> None
     assert to_json({"z": "<é&'>", "a": ["\x00", "\ud83d", 1.0]}) == '{"z":"<é&\'>","a":["\\u0000","\\ud83d",1.0]}'
 
 
-def test_json_for_people_is_indented() -> None:
+def test_indented_json_is_available() -> None:
     assert render("{{ {'a': [1]} | tojson(indent=2) }}") == '{\n  "a": [\n    1\n  ]\n}'
 
 
-def test_what_is_undefined_is_null_in_json() -> None:
+def test_an_undefined_value_is_null_in_json() -> None:
     assert render("{{ unknown | tojson }} {{ {'a': unknown} | tojson }}") == 'null {"a":null}'
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), iter([1])])
-def test_what_is_no_json_is_an_error(value: Any) -> None:
+def test_a_value_that_is_not_json_is_an_error(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         to_json(value)
 
@@ -174,17 +174,17 @@ def test_what_is_no_json_is_an_error(value: Any) -> None:
 
 
 @given(any_text | st.just(NASTY))
-def test_a_value_comes_out_as_it_is(value: str) -> None:
+def test_a_value_is_printed_unchanged(value: str) -> None:
     assert render("{{ value }}", value=value) == value
     assert render("{% set copy = value %}{{ copy }}", value=value) == value
 
 
 @pytest.mark.parametrize("text", ["\x00", "\ud83d", "\ud83d\ude00", "😀 \u2028"])
-def test_a_template_may_be_of_any_characters(text: str) -> None:
+def test_a_template_may_contain_any_characters(text: str) -> None:
     assert render(text + "{{ '" + text + "' }}") == text + text
 
 
-def test_a_text_may_be_as_long_as_it_may_be() -> None:
+def test_a_text_may_be_as_long_as_its_limit() -> None:
     template = SANDBOX.from_string("{% for _ in range(10) %}ab{% endfor %}")
 
     assert render_within(template, {}, 20) == "ab" * 10
@@ -195,13 +195,13 @@ def test_a_text_may_be_as_long_as_it_may_be() -> None:
 @pytest.mark.parametrize(
     "source", ["a\n{{ 1 // 0 }}", "\n{% if %}", "\n{{ x | nope }}", "\n{% for x in [1] %}\n{{ x.y.z }}{% endfor %}"]
 )
-def test_an_error_knows_its_line(source: str) -> None:
+def test_an_error_has_its_line(source: str) -> None:
     expected = source.count("\n") + 1
 
     assert line_of(error_of(source)) == expected
 
 
-def test_an_error_is_described_in_few_words() -> None:
+def test_an_error_is_described_briefly() -> None:
     assert describe(ValueError("x" * 5000)) == "x" * 300
     assert describe(ValueError()) == "ValueError"
     assert "nested" in describe(RecursionError("maximum recursion depth exceeded"))

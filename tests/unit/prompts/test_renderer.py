@@ -1,4 +1,4 @@
-"""Both layers from their templates, without any instruction that is a template itself."""
+"""Both layers rendered from their templates, with plain instructions."""
 
 import json
 import re
@@ -22,7 +22,7 @@ PROVIDERS = ("gemini", "anthropic")
 NOW = "2026-11-16T12:00:00Z"
 SYNTAX = st.sampled_from(["{{ 7 * 7 }}", "{% for x in y %}", "{# #}", "{{", "%}", "{{ cached_history }}", NASTY])
 typed = any_text | SYNTAX | st.builds(lambda one, two: one + two, any_text, SYNTAX)
-"""What somebody may type who knows Jinja."""
+"""Template syntax that a user may type."""
 
 
 def make(directory: Path | None = None, **limits: Any) -> JinjaRenderer:
@@ -54,7 +54,7 @@ BUILT_IN = make()
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> JinjaRenderer:
-    """Its layers are what somebody typed."""
+    """An assistant whose layers contain what users typed."""
     directory = tmp_path_factory.mktemp("templates")
     (directory / "gemini_static_prompt.j2").write_text("[{{ args.text }}]{{ cached_history }}", encoding="utf-8")
     return with_template(
@@ -62,7 +62,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> JinjaRenderer:
     )
 
 
-def test_it_is_a_renderer() -> None:
+def test_it_implements_the_renderer_port() -> None:
     renderer: Renderer = BUILT_IN
 
     assert renderer is BUILT_IN
@@ -80,7 +80,7 @@ async def test_an_empty_context_is_three_empty_lists_and_the_time(provider: str)
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-async def test_everything_in_the_context_is_seen_and_the_time_comes_last(provider: str) -> None:
+async def test_everything_in_the_context_is_included_and_the_time_comes_last(provider: str) -> None:
     context = {
         "weather": {"z": 1.0, "a": None},
         "todos": ["one"],
@@ -95,14 +95,14 @@ async def test_everything_in_the_context_is_seen_and_the_time_comes_last(provide
     )
 
 
-async def test_the_context_cannot_turn_the_clock() -> None:
+async def test_the_context_cannot_change_the_clock() -> None:
     text = (await BUILT_IN.render_dynamic("acme", "gemini", {"current_datetime": "1999"}, arguments())).text
 
     assert json.loads(text)["current_datetime"] == NOW
     assert "1999" not in text
 
 
-async def test_an_arg_cannot_stand_in_for_the_context() -> None:
+async def test_an_arg_cannot_replace_the_context() -> None:
     pretenders = dict.fromkeys(("todos", "artifacts", "file_references", "current_datetime", "context"), "pretended")
 
     assert await BUILT_IN.render_dynamic(
@@ -112,9 +112,7 @@ async def test_an_arg_cannot_stand_in_for_the_context() -> None:
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @given(context=st.dictionaries(typed, json_values | typed, max_size=4))
-async def test_whatever_the_context_holds_the_layer_is_json_that_holds_it(
-    provider: str, context: dict[str, Any]
-) -> None:
+async def test_for_any_context_the_layer_is_json_that_contains_it(provider: str, context: dict[str, Any]) -> None:
     rendered = await BUILT_IN.render_dynamic("acme", provider, context, arguments())
     plain = json.loads(json.dumps(context))
 
@@ -140,7 +138,7 @@ async def test_what_a_user_types_is_a_value_in_the_dynamic_layer(
     assert json.loads(rendered.text) == json.loads(json.dumps({"text": text, "args": args}))
 
 
-async def test_the_context_may_be_of_mappings_that_nobody_can_change() -> None:
+async def test_the_context_may_consist_of_immutable_mappings() -> None:
     context = MappingProxyType({"todos": (MappingProxyType({"done": False}),)})
 
     assert json.loads((await BUILT_IN.render_dynamic("acme", "gemini", context, arguments())).text)["todos"] == [
@@ -162,7 +160,7 @@ async def test_the_context_may_be_of_mappings_that_nobody_can_change() -> None:
     ],
     ids=["division", "member of nothing", "change", "range", "length", "prose", "no number", "empty"],
 )
-async def test_a_dynamic_template_that_fails_says_how(
+async def test_a_failing_dynamic_template_reports_its_error(
     source: str, kind: str, line: int | None, text: str | None, tmp_path: Path
 ) -> None:
     renderer = with_template(tmp_path, "gemini_dynamic_prompt.j2", source, output_chars=1000)
@@ -203,7 +201,7 @@ async def test_an_empty_instruction_has_no_section(provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-async def test_what_the_assistant_does_not_say_is_not_mentioned(provider: str) -> None:
+async def test_empty_parts_of_the_assistant_are_not_mentioned(provider: str) -> None:
     bare = {"name": "helper", "id": "asst_1", "language": "", "description": ""}
 
     text = (await BUILT_IN.render_static("acme", provider, instructed(), arguments(assistant=bare))).text
@@ -225,7 +223,7 @@ async def test_every_tag_of_the_claude_template_is_closed() -> None:
     assert re.findall(r"<(\w+)>", text) == re.findall(r"</(\w+)>", text)
 
 
-async def test_the_template_comes_with_its_text() -> None:
+async def test_the_source_of_the_template_is_returned_with_the_text() -> None:
     template = load_templates(None).static["gemini"]
 
     rendered = await BUILT_IN.render_static("acme", "gemini", instructed("R."), arguments())
@@ -254,13 +252,13 @@ async def test_the_same_values_give_the_same_bytes() -> None:
     ],
     ids=["as written", "stripped before", "nothing after", "blank line", "without newline", "nothing", "history alone"],
 )
-async def test_the_text_ends_where_history_begins(source: str, base: str, tmp_path: Path) -> None:
+async def test_the_text_ends_before_the_history(source: str, base: str, tmp_path: Path) -> None:
     renderer = with_template(tmp_path, "gemini_static_prompt.j2", source)
 
     assert (await renderer.render_static("acme", "gemini", instructed(), arguments())).text == base
 
 
-async def test_a_static_template_that_fails_gives_its_source(tmp_path: Path) -> None:
+async def test_a_failing_static_template_returns_its_source(tmp_path: Path) -> None:
     source = "{{ roles }}\n{{ args.customer.name }}\n{{ cached_history }}"
     renderer = with_template(tmp_path, "gemini_static_prompt.j2", source)
 
@@ -271,7 +269,7 @@ async def test_a_static_template_that_fails_gives_its_source(tmp_path: Path) -> 
     assert (failure.template, failure.kind, failure.line) == ("gemini_static_prompt.j2", "render", 2)
 
 
-async def test_an_arg_cannot_stand_in_for_an_instruction() -> None:
+async def test_an_arg_cannot_replace_an_instruction() -> None:
     pretenders = dict.fromkeys(("roles", "procedure", "constraints", "cached_history"), "pretended")
 
     rendered = await BUILT_IN.render_static("acme", "gemini", instructed("R."), arguments(**pretenders))

@@ -1,4 +1,4 @@
-"""The files of the layers: where they come from, and what is wrong with one that cannot be used."""
+"""The template files of the layers: where they are loaded from, and the errors of an invalid one."""
 
 import hashlib
 from pathlib import Path
@@ -18,7 +18,7 @@ def refusal(directory: Path) -> SettingsInvalid:
     return caught.value
 
 
-def test_the_built_in_templates_are_used_where_there_are_no_others() -> None:
+def test_the_built_in_templates_are_used_by_default() -> None:
     templates = load_templates(None)
     loaded = [*templates.static.values(), *templates.dynamic.values(), templates.segment, templates.summary]
 
@@ -29,7 +29,7 @@ def test_the_built_in_templates_are_used_where_there_are_no_others() -> None:
         assert template.sha256 == hashlib.sha256(template.source.encode()).digest()
 
 
-def test_a_file_of_the_user_replaces_the_built_in_one_and_no_other(tmp_path: Path) -> None:
+def test_a_file_of_the_user_replaces_only_the_built_in_one_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "gemini_static_prompt.j2").write_bytes("\ufeffOurs: é\r\n{{ cached_history }}".encode())
     templates, built_in = load_templates(tmp_path), load_templates(None)
 
@@ -73,9 +73,7 @@ def test_a_file_of_the_user_replaces_the_built_in_one_and_no_other(tmp_path: Pat
         "history by another name",
     ],
 )
-def test_a_static_template_that_cannot_be_used_is_named_with_its_line(
-    source: str, line: int, reason: str, tmp_path: Path
-) -> None:
+def test_an_invalid_static_template_is_named_with_its_line(source: str, line: int, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "anthropic_static_prompt.j2"
     path.write_text(source, encoding="utf-8")
 
@@ -89,7 +87,7 @@ def test_a_static_template_that_cannot_be_used_is_named_with_its_line(
 @pytest.mark.parametrize(
     ("source", "reason"), [("{{ todos | tojson", "unexpected"), ("{% include 'x' %}", "no other templates")]
 )
-def test_a_dynamic_template_that_cannot_be_used_is_named(source: str, reason: str, tmp_path: Path) -> None:
+def test_an_invalid_dynamic_template_is_named(source: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "gemini_dynamic_prompt.j2"
     path.write_text(source, encoding="utf-8")
 
@@ -99,7 +97,7 @@ def test_a_dynamic_template_that_cannot_be_used_is_named(source: str, reason: st
     assert reason in error.message
 
 
-def test_a_dynamic_template_may_ask_the_clock_and_the_message(tmp_path: Path) -> None:
+def test_a_dynamic_template_may_use_the_clock_and_the_message(tmp_path: Path) -> None:
     (tmp_path / "gemini_dynamic_prompt.j2").write_text(
         "[{{ system.date_unix }}, {{ message.text | tojson }}, {{ conversation.duration }}]", encoding="utf-8"
     )
@@ -111,7 +109,7 @@ def test_a_dynamic_template_may_ask_the_clock_and_the_message(tmp_path: Path) ->
     "source",
     ["", "no history", "{{ cached_history }}", "a\n\n{{- cached_history -}}\n\n", "a {{ cached_history }}{# end #}\n"],
 )
-def test_history_stands_at_the_end_or_nowhere(source: str, tmp_path: Path) -> None:
+def test_the_history_is_at_the_end_or_absent(source: str, tmp_path: Path) -> None:
     (tmp_path / "gemini_static_prompt.j2").write_text(source, encoding="utf-8")
 
     assert load_templates(tmp_path).static["gemini"].ends_in_history == ("cached_history" in source)
@@ -129,11 +127,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert "gemini_static_prompt.j2 cannot be read" in refusal(tmp_path).message
 
 
-def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     assert "STRATA_TEMPLATES_DIR" in refusal(tmp_path / "nowhere").message
 
 
-def test_a_misspelt_name_is_not_overlooked(tmp_path: Path) -> None:
+def test_a_misspelt_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "claude_static_prompt.j2").write_text("x", encoding="utf-8")
 
     message = refusal(tmp_path).message
@@ -142,12 +140,12 @@ def test_a_misspelt_name_is_not_overlooked(tmp_path: Path) -> None:
     assert "anthropic_static_prompt.j2" in message
 
 
-def test_other_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_in_the_directory_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "notes.j2").write_text("{% nonsense", encoding="utf-8")
 
     load_templates(tmp_path)
 
 
-def test_a_file_for_the_history_of_a_name_that_is_never_read_is_refused(tmp_path: Path) -> None:
+def test_a_history_template_whose_name_is_never_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "history_segments.j2").write_text("{{ turns }}")
     assert "history_segments.j2 is not the name of a template" in str(refusal(tmp_path))

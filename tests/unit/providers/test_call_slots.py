@@ -1,4 +1,4 @@
-"""Never more calls than the limit, first come first served, and no slot is ever lost."""
+"""There are never more calls than the limit, waiting calls are served in order, and no slot is lost."""
 
 import asyncio
 import random
@@ -33,7 +33,7 @@ async def test_a_call_beyond_the_limit_waits_for_one_to_end() -> None:
     assert (slots.in_use, slots.waiting, slots.refused_count) == (0, 0, 0)
 
 
-async def test_a_call_that_waits_for_too_long_is_refused() -> None:
+async def test_a_call_that_waits_too_long_is_refused() -> None:
     slots = CallSlots(1, 0.01)
     await slots.take()
     with pytest.raises(CallLimitReached) as refused:
@@ -42,7 +42,7 @@ async def test_a_call_that_waits_for_too_long_is_refused() -> None:
     assert (slots.in_use, slots.waiting, slots.refused_count) == (1, 0, 1)
 
 
-async def test_a_reservation_is_for_the_first_call_of_its_task_and_of_no_other() -> None:
+async def test_a_reservation_is_only_for_the_first_call_of_its_task() -> None:
     slots = CallSlots(2, 0.01)
 
     async def turn() -> None:
@@ -62,7 +62,7 @@ async def test_a_reservation_is_for_the_first_call_of_its_task_and_of_no_other()
     assert slots.in_use == 1
 
 
-async def test_a_reservation_that_no_call_has_used_goes_back() -> None:
+async def test_an_unused_reservation_is_returned() -> None:
     slots = CallSlots(1, 0.01)
 
     async def turn() -> None:
@@ -77,9 +77,9 @@ async def test_a_reservation_that_no_call_has_used_goes_back() -> None:
 
 
 @given(limit=st.integers(1, 4), seed=st.integers())
-async def test_no_slot_is_lost_and_none_is_given_twice(limit: int, seed: int) -> None:
+async def test_no_slot_is_lost_or_given_twice(limit: int, seed: int) -> None:
     slots = CallSlots(limit, 0.002)
-    chance = random.Random(seed)  # noqa: S311  reason: a test
+    chance = random.Random(seed)  # noqa: S311  reason: no security depends on it
     making = 0
 
     async def call() -> None:
@@ -103,7 +103,7 @@ async def test_no_slot_is_lost_and_none_is_given_twice(limit: int, seed: int) ->
     assert slots.refused_count == sum(isinstance(outcome, CallLimitReached) for outcome in outcomes)
 
 
-def test_the_limit_for_open_files_is_raised_and_one_that_is_too_low_is_logged(
+def test_the_limit_for_open_files_is_raised_and_a_low_one_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""A cache that is gone takes nothing from the patience with a provider. Everything else is tried with real streams."""
+"""A missing cache does not use up the retry budget. All other rules of calls are tested with real streams."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ from server.conversation.payload import Payload
 from server.providers.calls import RetryingCall
 from server.providers.provider import Provider, StreamState
 from server.providers.retry_policy import RetryPolicy
-from tests.contracts.provider_rig import build_payload
+from tests.contracts.provider_harness import build_payload
 
 GONE, BUSY = CacheGone(), ProviderOverloaded(retry_after_seconds=0)
 
 
 @dataclass(slots=True)
 class FailingProvider:
-    """Fails as it is told, then answers."""
+    """Fails as configured, then answers."""
 
     failures: list[ProviderFailed]
     name: str = "gemini"
@@ -47,7 +47,7 @@ class FailingProvider:
         ([BUSY, GONE, BUSY], 3, [True, True, False, False]),
     ],
 )
-async def test_a_cache_that_is_gone_is_no_attempt(
+async def test_a_missing_cache_is_not_an_attempt(
     failures: list[ProviderFailed], attempts: int, cached: list[bool]
 ) -> None:
     provider = FailingProvider(failures=list(failures))
@@ -58,7 +58,7 @@ async def test_a_cache_that_is_gone_is_no_attempt(
     assert [attempt.failure for attempt in call.attempts] == [*failures, None]
 
 
-async def test_patience_ends_all_the_same() -> None:
+async def test_the_retry_budget_still_ends() -> None:
     provider = FailingProvider(failures=[GONE, BUSY, BUSY])
     payload = build_payload("m", [b"{}"], cached_content="cachedContents/1")
     call = RetryingCall(cast(Provider, provider), payload, RetryPolicy(attempts=2))

@@ -1,4 +1,4 @@
-"""Provider and key, case by case."""
+"""The choice of provider and key, case by case."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_a_provider_is_chosen(
         ("openai", "mine", BOTH, "no provider named openai"),
     ],
 )
-def test_what_cannot_be_chosen_is_said(
+def test_an_impossible_choice_is_reported(
     named: str | None, api_key: str | None, environment: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(SettingsInvalid, match=sentence) as caught:

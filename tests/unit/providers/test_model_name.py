@@ -1,4 +1,4 @@
-"""Names of models: nothing that an address gives a meaning to, and dated releases are listed with their family."""
+"""Model names contain nothing with a meaning in a URL, and dated releases are listed with their family."""
 
 from datetime import UTC, datetime
 from urllib.parse import quote, urlsplit
@@ -39,7 +39,7 @@ HOSTILE = (
     "",
     "g" * 201,
 )
-"""For Gemini; Claude's name is not in its address, but nothing of this is a name there either."""
+"""For Gemini. The name of a Claude model is not in the URL, but none of these is accepted there either."""
 DATED = (
     ("anthropic", "claude-sonnet-4-5-20250929", "claude-sonnet-4-5"),
     ("anthropic", "claude-opus-4-5-20251101", "claude-opus-4-5"),
@@ -53,20 +53,20 @@ DATED = (
 
 
 @pytest.mark.parametrize("model", HOSTILE)
-def test_what_is_no_name_is_refused_and_the_field_named(model: str) -> None:
+def test_an_invalid_name_is_refused_with_its_field(model: str) -> None:
     with pytest.raises(ValidationFailed) as raised:
         check_settings("gemini", model, {})
     assert [fault["path"] for fault in raised.value.details["errors"]] == ["model"]  # type: ignore[attr-defined]  # reason: a list of faults
 
 
 @pytest.mark.parametrize("model", [model for model in HOSTILE if ":countTokens" not in model])
-def test_nothing_of_it_is_a_name_of_claudes_either(model: str) -> None:
+def test_none_of_them_is_a_name_of_claude(model: str) -> None:
     assert find_name_fault("anthropic", model)
 
 
 @pytest.mark.parametrize("provider", ["gemini", "anthropic"])
 @given(model=st.text(max_size=40) | st.text(alphabet="ab3./:%#?@-_\\mdels", max_size=20).map("models/".__add__))
-def test_an_accepted_name_is_the_same_in_an_address(provider: str, model: str) -> None:
+def test_an_accepted_name_is_unchanged_in_a_url(provider: str, model: str) -> None:
     if find_name_fault(provider, model) is not None:
         return
     prefix, _, name = model.rpartition("/")
@@ -99,13 +99,13 @@ def test_a_dated_release_has_the_profile_and_the_price_of_its_family(provider: s
 
 
 @pytest.mark.parametrize("model", ["claude-sonnet-4-5-turbo", "gemini-2.5-pro-0001", "x-claude-sonnet-4-5-20250929"])
-def test_what_is_no_date_is_another_model(model: str) -> None:
+def test_an_invalid_date_is_another_model(model: str) -> None:
     assert find_price(model, datetime(2026, 11, 18, tzinfo=UTC), 1000) is None
     assert find_profile("anthropic", model).assumed
 
 
 @given(st.sampled_from(PRICES))
-def test_a_listed_name_is_never_taken_for_another(price: object) -> None:
+def test_a_listed_name_is_never_treated_as_another(price: object) -> None:
     assert isinstance(price, type(PRICES[0]))
     found = find_price(price.model, datetime(2026, 11, 18, tzinfo=UTC), 0)
     assert found is not None

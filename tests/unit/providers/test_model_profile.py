@@ -1,4 +1,4 @@
-"""Profiles are data: every model that has a price has one, and one that is not listed is assumed aloud."""
+"""Profiles are data: every model with a price has one, and an unlisted model is assumed with a warning."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from server.providers.model_profile import PROFILES, ThinkingControl, find_profi
 from server.providers.pricing import PRICES
 
 
-def test_every_model_with_a_price_has_a_profile_and_the_other_way_round() -> None:
+def test_every_model_with_a_price_has_a_profile_and_vice_versa() -> None:
     assert {price.model for price in PRICES} == set(PROFILES)
 
 
@@ -19,19 +19,19 @@ def test_a_listed_profile_is_whole(model: str) -> None:
     assert (profile.model, profile.assumed) == (model, False)
     assert profile.output_limit_tokens < profile.window_tokens
     assert (profile.breakpoints == 4) is (profile.provider == "anthropic")
-    # A model whose thinking is bound to its prefix cannot have a changing block before the buffer.
+    # A model with prefix-bound thinking cannot have a changing block before the buffer.
     assert not (profile.prefix_bound and LayerOrder.LAYERED in profile.orders)
     assert bool(profile.thinking_levels) is (profile.thinking is not ThinkingControl.BUDGET)
 
 
 @pytest.mark.parametrize("model", [name for name in PROFILES if name in MODELS])
-def test_a_profile_asks_for_no_level_that_the_emulator_refuses(model: str) -> None:
-    """The two are written apart from each other, from the same documents: they must not disagree."""
+def test_a_profile_has_no_level_that_the_emulator_refuses(model: str) -> None:
+    """Both are written independently from the same documents: they must not disagree."""
     assert {level.upper() for level in PROFILES[model].thinking_levels} == set(MODELS[model].thinking_levels)
 
 
 @pytest.mark.parametrize("model", [name for name in PROFILES if name in CLAUDE_MODELS])
-def test_a_profile_asks_for_a_signed_summary_where_the_emulator_gives_one(model: str) -> None:
+def test_a_profile_has_signed_summaries_if_the_emulator_has_them(model: str) -> None:
     assert PROFILES[model].signs_compaction is CLAUDE_MODELS[model].compacts
     assert PROFILES[model].prefix_bound is CLAUDE_MODELS[model].preserves_thinking
 
@@ -52,7 +52,7 @@ def test_gemini_signs_no_summaries() -> None:
         ("anthropic", "gemini-4-argon", "claude-opus-5-5"),
     ],
 )
-def test_a_model_that_is_not_listed_is_taken_for_its_family(provider: str, model: str, like: str) -> None:
+def test_an_unlisted_model_has_the_profile_of_its_family(provider: str, model: str, like: str) -> None:
     found, relative = find_profile(provider, model), PROFILES[like]
     assert found.assumed
     assert (found.model, found.provider) == (model, provider)

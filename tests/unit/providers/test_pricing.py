@@ -1,4 +1,4 @@
-"""Costs come from a dated table, bucket by bucket, and what is not known is not guessed."""
+"""Costs come from a dated table, bucket by bucket, and an unknown price is not guessed."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
@@ -31,7 +31,7 @@ def test_each_bucket_has_its_own_price() -> None:
     assert cost.total_usd == Decimal("50.4")
 
 
-def test_an_unknown_model_costs_nothing_that_could_be_said() -> None:
+def test_the_cost_of_an_unknown_model_is_unknown() -> None:
     assert price_call("gpt-9", NOW, SMALL) is None
 
 
@@ -49,7 +49,7 @@ def test_a_bucket_without_a_price_matters_only_if_it_has_tokens() -> None:
     [
         (datetime(2026, 11, 30, 23, 59, tzinfo=UTC), 2),
         (datetime(2026, 12, 1, tzinfo=UTC), 4),
-        # The first of December in the east is still November where prices are made.
+        # The first of December in the east is still November in the time zone of the prices.
         (datetime(2026, 12, 1, 1, tzinfo=timezone(timedelta(hours=9))), 2),
     ],
 )
@@ -67,7 +67,7 @@ def test_a_large_prompt_is_priced_as_a_whole() -> None:
 
 
 @given(st.sampled_from([price.model for price in PRICES if price.cache_read is not None]), st.integers(0, 10**6))
-def test_reading_from_the_cache_is_never_dearer_than_reading_anew(model: str, tokens: int) -> None:
+def test_a_cache_read_is_never_more_expensive_than_fresh_input(model: str, tokens: int) -> None:
     fresh = price_call(model, NOW, Usage(fresh_input_tokens=tokens))
     read = price_call(model, NOW, Usage(cache_read_tokens=tokens))
     assert fresh is not None
@@ -82,7 +82,9 @@ def test_reading_from_the_cache_is_never_dearer_than_reading_anew(model: str, to
     st.tuples(*[st.integers(0, 300_000)] * 5),
     st.integers(0, 300_000),
 )
-def test_a_bill_adds_up_to_what_the_call_cost(model: str, counts: tuple[int, ...], long_writes: int) -> None:
+def test_the_parts_of_a_bill_add_up_to_the_cost_of_the_call(
+    model: str, counts: tuple[int, ...], long_writes: int
+) -> None:
     fresh, read, write, output, reasoning = counts
     usage = Usage(
         fresh_input_tokens=fresh,

@@ -1,4 +1,4 @@
-"""Retries are rare, bounded, and never repeat what was heard."""
+"""Retries are rare, bounded, and never repeat what a client has received."""
 
 from typing import Any
 
@@ -36,17 +36,17 @@ HOPELESS = {
 
 
 @pytest.mark.parametrize("kind", FAILURES, ids=lambda kind: kind.code)
-def test_only_what_may_pass_is_tried_again(kind: type[ProviderFailed]) -> None:
+def test_only_transient_failures_are_retried(kind: type[ProviderFailed]) -> None:
     delay = plan_retry(POLICY, kind(), attempt=1, elapsed_seconds=0, events_given=False, chance=0)
     assert (delay is None) is (kind.code in HOPELESS)
 
 
 @pytest.mark.parametrize("kind", FAILURES, ids=lambda kind: kind.code)
-def test_nothing_is_tried_again_once_something_was_given_out(kind: type[ProviderFailed]) -> None:
+def test_nothing_is_retried_after_the_first_event(kind: type[ProviderFailed]) -> None:
     assert plan_retry(POLICY, kind(), attempt=1, elapsed_seconds=0, events_given=True, chance=0) is None
 
 
-def test_delays_double_up_to_the_longest() -> None:
+def test_delays_double_up_to_the_maximum() -> None:
     patient = RetryPolicy(attempts=100, budget_seconds=10**6)
     delays = [
         plan_retry(patient, ProviderOverloaded(), attempt=n, elapsed_seconds=0, events_given=False, chance=0)
@@ -55,7 +55,7 @@ def test_delays_double_up_to_the_longest() -> None:
     assert delays == [0.5, 1, 2, 4, 8, 8, 8]
 
 
-def test_the_providers_delay_is_honoured_up_to_the_cap() -> None:
+def test_the_delay_of_the_provider_is_used_up_to_the_maximum() -> None:
     for asked, delay in ((3.0, 3.0), (30.0, 30.0), (30.5, None), (3600.0, None)):
         error = ProviderRateLimited(retry_after_seconds=asked)
         assert plan_retry(POLICY, error, attempt=1, elapsed_seconds=0, events_given=False, chance=0) == delay
@@ -67,7 +67,7 @@ def test_the_providers_delay_is_honoured_up_to_the_cap() -> None:
     chance=st.floats(0, 1),
     asked=st.none() | st.floats(0, 100),
 )
-def test_the_budget_and_the_number_of_attempts_hold(
+def test_the_retry_budget_and_the_number_of_attempts_are_limits(
     attempt: int, elapsed: float, chance: float, asked: float | None
 ) -> None:
     error = ProviderRateLimited() if asked is None else ProviderRateLimited(retry_after_seconds=asked)
@@ -107,6 +107,6 @@ def test_a_batch_has_the_attempts_of_its_policy_for_other_failures() -> None:
     assert plan(RetryBudget(BATCH), ProviderOverloaded(retry_after_seconds=45)) is None
 
 
-def test_without_a_policy_of_their_own_rate_limits_use_up_attempts() -> None:
+def test_without_a_separate_policy_rate_limits_use_up_attempts() -> None:
     budget = RetryBudget(RetryPolicy(attempts=3))
     assert [plan(budget, ProviderRateLimited()) is None for _ in range(3)] == [False, False, True]

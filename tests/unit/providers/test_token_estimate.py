@@ -1,4 +1,4 @@
-"""The estimate follows what providers report."""
+"""The estimate follows the counts that providers report."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ def test_an_unknown_model_is_estimated_rather_too_high() -> None:
 
 
 @given(st.floats(0.1, 1.0))
-def test_a_steady_ratio_is_learnt_and_only_for_its_model(ratio: float) -> None:
+def test_a_steady_ratio_is_learned_for_its_model_only(ratio: float) -> None:
     estimate = TokenEstimate()
     for size in range(1000, 40_000, 1000):
         estimate.learn("m", size, round(size * ratio))
@@ -21,7 +21,7 @@ def test_a_steady_ratio_is_learnt_and_only_for_its_model(ratio: float) -> None:
     assert estimate.estimate("other", 10_000) == TokenEstimate().estimate("other", 10_000)
 
 
-def test_one_odd_call_does_not_throw_it_off() -> None:
+def test_one_outlier_does_not_distort_it() -> None:
     estimate = TokenEstimate()
     for _ in range(20):
         estimate.learn("m", 10_000, 2500)
@@ -30,7 +30,7 @@ def test_one_odd_call_does_not_throw_it_off() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-5, 10**6), st.integers(-5, 10**7))))
-def test_nothing_that_is_reported_breaks_it(reports: list[tuple[int, int]]) -> None:
+def test_no_reported_count_breaks_it(reports: list[tuple[int, int]]) -> None:
     estimate = TokenEstimate()
     for size, tokens in reports:
         estimate.learn("m", size, tokens)

@@ -1,4 +1,4 @@
-"""What the bytes of a call decide about its turn, and what they do not."""
+"""What the bytes of a call determine about its turn, and what they do not."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ ABORTED: dict[str, Any] = {"state": TurnState.INTERRUPTED, "stop_reason": StopRe
 def stored(
     raw: bytes, *, status: int | None = 200, code: str | None = None, **turn: Any
 ) -> tuple[RecordedCall, CallEnd]:
-    """A call and its turn as they would have been written for these bytes, with changes to the turn."""
+    """A call and its turn as they would have been stored for these bytes, with changes to the turn."""
     read = fold_raw(GeminiFold(), raw).answer if status in {None, 200} else ProviderAnswer()
     end = call_end(
         status=status,
@@ -72,14 +72,14 @@ def differs_at(raw: bytes, **changes: Any) -> str | None:
         (WHOLE, {"code": None, **ABORTED, "state": TurnState.CANCELLED}),
         (b"", {"code": "provider_timed_out", **FAILED}),
         (ERROR, {"status": 503, "code": "provider_overloaded", **FAILED}),
-        # The process died while it waited for the next attempt: of the one that had failed nothing was taken.
+        # The process died while it waited for the next attempt; nothing of the failed one was used.
         (
             BROKEN,
             {"code": "provider_overloaded", **ABORTED, "error_code": "turn_interrupted", "blocks": (), "native": b""},
         ),
     ],
 )
-def test_what_was_written_for_the_bytes_matches_them(raw: bytes, changes: dict[str, Any]) -> None:
+def test_what_was_stored_for_the_bytes_matches_them(raw: bytes, changes: dict[str, Any]) -> None:
     assert differs_at(raw, **changes) is None
 
 
@@ -111,11 +111,11 @@ def test_what_was_written_for_the_bytes_matches_them(raw: bytes, changes: dict[s
         (WHOLE, {"usage": Usage(output_tokens=2)}, "usage.fresh_input_tokens"),
     ],
 )
-def test_what_the_bytes_do_not_say_is_told(raw: bytes, changes: dict[str, Any], path: str) -> None:
+def test_a_difference_from_the_bytes_is_reported(raw: bytes, changes: dict[str, Any], path: str) -> None:
     assert differs_at(raw, **changes) == path
 
 
-def test_an_attempt_before_the_last_is_compared_by_its_call_alone() -> None:
+def test_an_earlier_attempt_is_compared_by_its_call_only() -> None:
     past, end = stored(CUT, code="provider_disconnected")
     retried = replace(past, answer=None)
     assert check_answer(retried, end, GeminiFold) is None
@@ -123,7 +123,7 @@ def test_an_attempt_before_the_last_is_compared_by_its_call_alone() -> None:
     difference = check_answer(retried, other, GeminiFold)
     assert difference is not None
     assert difference.path == "call.usage.output_tokens"
-    # A call that nothing is said against has brought a whole answer.
+    # A call without any finding has a complete answer.
     past, end = stored(CUT)
     difference = check_answer(replace(past, answer=None), end, GeminiFold)
     assert difference is not None

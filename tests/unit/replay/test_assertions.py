@@ -79,7 +79,7 @@ class TestExpressions:
             "not (max(1, 2) - 2) and sum([1, 2]) == 3",
         ],
     )
-    def test_what_people_ask_for_can_be_asked(self, source: str) -> None:
+    def test_useful_expressions_can_be_written(self, source: str) -> None:
         assert [result.passed for result in check_assertions([Assertion(name="a", expression=source)], VALUES)] == [
             True
         ]
@@ -99,7 +99,7 @@ class TestExpressions:
             "a" * 3000,
         ],
     )
-    def test_what_reaches_out_is_refused_when_it_is_read(self, source: str) -> None:
+    def test_expressions_that_leave_the_sandbox_are_refused_when_parsed(self, source: str) -> None:
         with pytest.raises(ExpressionRefused):
             read_expression(source, NAMES)
 
@@ -118,7 +118,7 @@ class TestExpressions:
             "round(7, -1000000000)",
         ],
     )
-    def test_what_goes_wrong_says_so_and_takes_no_time(self, source: str) -> None:
+    def test_a_failing_expression_is_reported_without_delay(self, source: str) -> None:
         subject = {"text": "x" * 100, "tool_calls": [], "latency_ms": 1}
         with pytest.raises(ExpressionFailed):
             evaluate(read_expression(source, NAMES), subject)
@@ -128,7 +128,7 @@ class TestExpressions:
     @example(source="len if text else text")
     @example(source="text.isdigit")
     @given(source=st.text(st.sampled_from("tex()[]{}.,:'\"_ =<>+*%0123 forinlambda"), max_size=30))
-    def test_anything_else_is_refused_or_fails_or_comes_to_a_value(self, source: str) -> None:
+    def test_any_expression_is_refused_or_fails_or_has_a_value(self, source: str) -> None:
         subject = {"text": "abc"} | dict.fromkeys(NAMES - {"text"})
         with suppress(ExpressionRefused, ExpressionFailed):
             json.dumps(evaluate(read_expression(source, NAMES), subject))
@@ -136,7 +136,7 @@ class TestExpressions:
 
 class TestSchemas:
     @given(schema=schemas, value=values)
-    def test_they_mean_what_the_specification_says(self, schema: Any, value: Any) -> None:
+    def test_schemas_follow_the_specification(self, schema: Any, value: Any) -> None:
         assert find_schema_fault(schema) is None
         assert (check_value(schema, value) is None) is Draft202012Validator(schema).is_valid(value)
 
@@ -163,7 +163,7 @@ class TestSchemas:
     def test_what_cannot_be_checked_is_refused(self, schema: Any) -> None:
         assert find_schema_fault(schema) is not None
 
-    def test_a_refusal_names_the_place_and_the_keyword(self) -> None:
+    def test_a_refusal_names_the_position_and_the_keyword(self) -> None:
         fault = find_schema_fault({"properties": {"a": {"pattern": "x"}}})
         assert fault is not None
         assert fault.startswith(
@@ -177,7 +177,7 @@ class TestSchemas:
         assert find_schema_fault(schema) == "The schema is nested too deeply."
 
     @pytest.mark.parametrize("dialect", ["http://json-schema.org/draft-04/schema#", "urn:unknown"])
-    def test_the_dialect_of_a_schema_does_not_change_what_it_means(self, dialect: str) -> None:
+    def test_the_dialect_of_a_schema_does_not_change_its_meaning(self, dialect: str) -> None:
         schema = {"$schema": dialect, "$id": "http://127.0.0.1/schema", "type": "integer", "exclusiveMinimum": 1}
         assert find_schema_fault(schema) is None
         assert check_value(schema, 2.0) is None
@@ -187,7 +187,7 @@ class TestSchemas:
         schema = {"items": {"$ref": "http://127.0.0.1:9/schema", "pattern": "(a+)+$"}}
         assert check_value(schema, ["a" * 100 + "!"]) is None
 
-    def test_the_text_is_read_as_json_and_arguments_by_tool(self) -> None:
+    def test_the_text_is_parsed_as_json_and_arguments_by_tool(self) -> None:
         city = {"type": "object", "properties": {"city": {"const": "Oslo"}}, "required": ["city"]}
         checked = check_assertions(
             [

@@ -48,7 +48,7 @@ def test_nothing_leaves_a_replay_that_does_not_run(state: ReplayState) -> None:
     assert plan_call(budget_state(state=state), A_CALL) == Stopped(state=state)
 
 
-def test_the_last_call_that_fits_leaves_and_the_next_one_ends_it() -> None:
+def test_the_last_call_within_the_budget_is_sent_and_the_next_one_ends_the_replay() -> None:
     limits = ReplayLimits(budget_tokens=20, budget_usd=Decimal(2))
     assert plan_call(budget_state(limits=limits, spent_tokens=10, spent_usd=Decimal(1)), A_CALL) == Granted()
     spent = Stopped(state=ReplayState.STOPPED_BY_BUDGET)
@@ -58,7 +58,7 @@ def test_the_last_call_that_fits_leaves_and_the_next_one_ends_it() -> None:
     assert not is_spent(limits, Decimal("1.99"), 19)
 
 
-def test_what_is_on_its_way_is_waited_for() -> None:
+def test_running_calls_are_waited_for() -> None:
     limits = ReplayLimits(budget_tokens=20)
     assert isinstance(plan_call(budget_state(limits=limits, spent_tokens=5, reserved_tokens=6), A_CALL), Wait)
     assert must_wait_for_open_calls(budget_state(limits=limits, spent_tokens=5, reserved_tokens=6), A_CALL)
@@ -73,7 +73,7 @@ def test_a_budget_in_money_needs_a_price() -> None:
     assert plan_call(budget_state(limits=ReplayLimits(budget_tokens=1)), unpriced) == Granted()
 
 
-def test_the_later_of_the_two_clocks_is_waited_for() -> None:
+def test_the_later_of_the_two_limits_is_waited_for() -> None:
     soon, later = NOW + timedelta(seconds=1), NOW + timedelta(seconds=5)
     assert plan_call(budget_state(next_call_at=soon, held_until=later), A_CALL) == Wait(seconds=5)
     assert plan_call(budget_state(next_call_at=later, held_until=NOW), A_CALL) == Wait(seconds=5)
@@ -89,8 +89,8 @@ AMOUNTS = st.integers(0, 50)
     budget=AMOUNTS,
     steps=st.lists(st.tuples(AMOUNTS, AMOUNTS, st.booleans()), max_size=40),
 )
-def test_no_order_of_calls_carries_spending_over_the_budget(budget: int, steps: list[tuple[int, int, bool]]) -> None:
-    """As long as no call turns out dearer than its estimate."""
+def test_no_order_of_calls_exceeds_the_budget(budget: int, steps: list[tuple[int, int, bool]]) -> None:
+    """Unless a call costs more than its estimate."""
     spent, open_calls = 0, list[int]()
     for estimate, came_to, settles in steps:
         if settles and open_calls:

@@ -10,11 +10,11 @@ from tests.support.builders import definition
 GEMINI = definition(provider="gemini", model="gemini-3.1-pro-preview", settings={"thinking": "low", "temperature": 1})
 
 
-def test_nothing_chosen_changes_nothing() -> None:
+def test_an_empty_candidate_changes_nothing() -> None:
     assert build_definition(GEMINI, Candidate()) == GEMINI
 
 
-def test_what_is_chosen_is_laid_over_what_was_recorded() -> None:
+def test_the_candidate_overrides_what_was_recorded() -> None:
     candidate = Candidate(
         provider="anthropic",
         model="claude-opus-5-5",
@@ -45,13 +45,13 @@ def test_what_is_chosen_is_laid_over_what_was_recorded() -> None:
         (Candidate(settings={"volume": 3}), "candidate.settings.volume"),
     ],
 )
-def test_what_the_model_does_not_take_is_refused_with_its_field(candidate: Candidate, path: str) -> None:
+def test_a_setting_that_the_model_does_not_support_is_refused_with_its_field(candidate: Candidate, path: str) -> None:
     with pytest.raises(ValidationFailed) as caught:
         build_definition(GEMINI, candidate)
     assert caught.value.details["errors"][0]["path"] == path  # type: ignore[index]  # reason: details are objects
 
 
-def test_layers_stay_as_recorded_where_nothing_that_they_are_made_of_changes() -> None:
+def test_layers_stay_as_recorded_if_nothing_they_depend_on_changes() -> None:
     assert keeps_static(Candidate(model="gemini-3.8-flash", settings={"thinking": "high"}), "gemini")
     assert not keeps_static(Candidate(provider="anthropic", model="m"), "gemini")
     assert not keeps_static(Candidate(templates={"gemini_static_prompt.j2": "x"}), "gemini")

@@ -1,4 +1,4 @@
-"""A replay as JSON is the same replay when it is read again."""
+"""A replay is encoded as JSON and decoded without loss."""
 
 import json
 from datetime import UTC, datetime
@@ -82,7 +82,7 @@ def test_the_order_of_keys_is_kept() -> None:
     assert [*tool.parameters["properties"]] == ["z", "a"]
 
 
-def test_what_is_told_of_an_answer_comes_back_as_it_was() -> None:
+def test_the_facts_of_an_answer_come_back_unchanged() -> None:
     facts = AnswerFacts(
         stop_reason=StopReason.TOOL_USE,
         error_code="x",

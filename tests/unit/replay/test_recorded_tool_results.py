@@ -93,15 +93,15 @@ class TestCanonicalArguments:
     def test_what_differs_stays_different(self, one: Any, other: Any) -> None:
         assert (canonical_arguments(one) == canonical_arguments(other)) is (_typed(one) == _typed(other))
 
-    def test_numbers_that_were_kept_as_text_count_as_numbers(self) -> None:
+    def test_numbers_kept_as_text_count_as_numbers(self) -> None:
         assert canonical_arguments(loads_exact('{"a": 1.0, "b": [2]}')) == canonical_arguments({"b": [2.0], "a": 1})
         assert canonical_arguments({"a": "1"}) != canonical_arguments({"a": 1})
-        # Python reads no longer ones.
+        # Python parses no longer numbers.
         assert canonical_arguments(loads_exact("9" * 5000)) != canonical_arguments(loads_exact("9" * 5001))
 
 
 def _typed(value: Any) -> Any:
-    """Equality as JSON has it: true is not 1."""
+    """Equality of JSON: true is not 1."""
     match value:
         case bool():
             return ("bool", value)
@@ -118,11 +118,11 @@ class TestServing:
         calls = [call("look", number, city="Oslo") for number in range(5)]
         assert serve(*calls) == ([1, 2, 4, 2, 2], ())
 
-    def test_the_same_exchange_comes_first(self) -> None:
+    def test_the_same_exchange_is_preferred(self) -> None:
         assert serve(call("look", 1, city="Oslo"), exchange=1)[0] == [4]
         assert serve(call("ring"), exchange=1)[0] == [3]
 
-    def test_what_was_served_before_is_remembered_by_its_place(self) -> None:
+    def test_served_results_are_tracked_by_position(self) -> None:
         first = serve_results(
             RECORDED, [call("look", city="Oslo")], used=frozenset(), exchange=0, on_missing=OnMissingResult.STOP
         )
@@ -139,9 +139,9 @@ class TestServing:
             (OnMissingResult.SYNTHETIC_ERROR, [3, NO_RESULT]),
         ],
     )
-    def test_a_call_that_was_never_made(self, policy: OnMissingResult, outputs: list[Any]) -> None:
+    def test_a_call_that_was_never_made_has_no_result(self, policy: OnMissingResult, outputs: list[Any]) -> None:
         calls = [call("ring"), call("look", 2, city="Rome", days=[1, 3])]
         assert serve(*calls, on_missing=policy) == (outputs, ("look2",))
 
-    def test_nothing_is_near_a_tool_that_was_never_called(self) -> None:
+    def test_a_tool_that_was_never_called_has_no_similar_result(self) -> None:
         assert serve(call("sing"), on_missing=OnMissingResult.NEAREST) == ([], ("sing1",))

@@ -1,4 +1,4 @@
-"""Reports of replays as rules: texts side by side, intervals, files that do no harm."""
+"""Rules of replay reports: texts side by side, confidence intervals, harmless files."""
 
 import csv
 import io
@@ -54,7 +54,7 @@ def test_parts_are_both_texts_and_unchanged_parts_are_common(recorded: str, cand
         assert all(part.text for part in parts)
 
 
-def test_words_are_not_divided_and_long_texts_are_bounded() -> None:
+def test_words_are_not_split_and_long_texts_are_bounded() -> None:
     def marked(recorded: str, candidate: str) -> list[str]:
         sides = diff_words(recorded, candidate)
         return ["".join(f"[{part.text}]" if part.is_changed else part.text for part in parts) for parts in sides]
@@ -80,7 +80,7 @@ def test_calls_are_paired_by_arguments_then_by_name() -> None:
     assert [pair.candidate.name if pair.candidate else None for pair in pairs] == ["weather", "weather", None, "news"]
 
 
-def test_an_interval_needs_two_repetitions_and_is_students() -> None:
+def test_an_interval_needs_two_repetitions_and_uses_the_t_distribution() -> None:
     assert find_interval([1.0]) is None
     assert find_interval([]) is None
     found = find_interval([1.0, 2.0, 3.0])
@@ -100,15 +100,20 @@ def test_no_cell_is_a_formula(text: str) -> None:
     assert escape_formula(text).endswith(text)
 
 
-def test_a_row_can_be_read_again_whatever_was_said() -> None:
+def test_any_row_can_be_parsed_again() -> None:
     [row] = csv.reader(io.StringIO(write_csv_row(full('=1+1,"\n\ud800', recorded="@me"))))
-    told = dict(zip(CSV_HEADER, row, strict=True))
-    assert told["candidate_text"] == "'=1+1,\"\n?"
-    assert (told["recorded_text"], told["outcome"], told["kinds"], told["turn"]) == ("'@me", "different", "text", "2")
-    assert (told["candidate_input_tokens"], told["candidate_cost_usd"]) == ("4", "0.0001")
+    cells = dict(zip(CSV_HEADER, row, strict=True))
+    assert cells["candidate_text"] == "'=1+1,\"\n?"
+    assert (cells["recorded_text"], cells["outcome"], cells["kinds"], cells["turn"]) == (
+        "'@me",
+        "different",
+        "text",
+        "2",
+    )
+    assert (cells["candidate_input_tokens"], cells["candidate_cost_usd"]) == ("4", "0.0001")
 
 
-def test_a_promptfoo_test_is_yaml_and_no_template_of_its_own() -> None:
+def test_a_promptfoo_test_is_yaml_and_contains_no_template() -> None:
     schema = Assertion(name="an object", schema={"type": "object"})
     line = write_promptfoo_test(
         full("x", recorded="{{ evil }} {% x %}", task="file:///etc/passwd"),

@@ -1,4 +1,4 @@
-"""What a replay may ask for."""
+"""Validation of a replay draft."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -26,7 +26,7 @@ def limits(**changes: Any) -> ReplayDraft:
         replace(GOOD, assertions=(Assertion(name="a", expression="1"), Assertion(name="b", schema={}))),
     ],
 )
-def test_what_is_allowed_is_let_through(draft: ReplayDraft) -> None:
+def test_a_valid_draft_is_accepted(draft: ReplayDraft) -> None:
     check_draft(draft)
 
 
@@ -51,7 +51,7 @@ def test_what_is_allowed_is_let_through(draft: ReplayDraft) -> None:
         (replace(GOOD, judge=Judge(provider="gemini", model="m", prompt=" ")), "judge.prompt"),
     ],
 )
-def test_what_is_not_is_refused_with_its_field(draft: ReplayDraft, path: str) -> None:
+def test_an_invalid_draft_is_refused_with_its_field(draft: ReplayDraft, path: str) -> None:
     with pytest.raises(ValidationFailed) as refused:
         check_draft(draft)
     errors: Any = refused.value.details["errors"]
@@ -66,7 +66,7 @@ def test_every_wrong_field_is_named_at_once() -> None:
 
 
 @pytest.mark.parametrize(("count", "repetitions"), [(0, 1), (CONVERSATION_LIMIT + 1, 1), (CONVERSATION_LIMIT, 3)])
-def test_a_selection_is_neither_empty_nor_endless(count: int, repetitions: int) -> None:
+def test_a_selection_is_neither_empty_nor_unbounded(count: int, repetitions: int) -> None:
     check_size(CONVERSATION_LIMIT, ReplayLimits(repetitions=2))
     with pytest.raises(ValidationFailed):
         check_size(count, ReplayLimits(repetitions=repetitions))

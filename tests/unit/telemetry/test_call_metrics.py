@@ -37,7 +37,7 @@ def test_every_attempt_is_counted_with_what_it_used(watched: Watched) -> None:
     assert watched.value("strata_unpriced_calls_total") == 0
 
 
-def test_the_share_of_the_cache_is_two_counters_and_what_was_expected_a_third(watched: Watched) -> None:
+def test_cache_reads_input_and_expected_reads_are_three_counters(watched: Watched) -> None:
     watched.observer.call_ended(
         lease(), call_start(cache_expected_tokens=6), call_end(usage=USAGE), assistant_id=ASSISTANT
     )
@@ -49,7 +49,7 @@ def test_the_share_of_the_cache_is_two_counters_and_what_was_expected_a_third(wa
     assert watched.value("strata_expected_cached_input_tokens_total") == 6
 
 
-def test_what_is_spent_is_told_apart_by_assistant_up_to_a_number(watched: Watched) -> None:
+def test_costs_are_labelled_by_assistant_up_to_a_maximum(watched: Watched) -> None:
     for number in range(250):
         end = call_end(usage=USAGE, cost_usd=Decimal(1))
         watched.observer.call_ended(lease(), call_start(cache_expected_tokens=6), end, assistant_id=f"asst_{number}")
@@ -78,7 +78,7 @@ def test_misses_of_the_cache_are_counted_by_reason(watched: Watched) -> None:
     assert watched.value("strata_cache_misses_total", reason="ttl_expired", provider="gemini") == 2
 
 
-def test_an_unknown_price_is_not_a_price_of_nothing(watched: Watched) -> None:
+def test_an_unknown_price_is_not_a_price_of_zero(watched: Watched) -> None:
     watched.observer.call_ended(lease(), call_start(), call_end(usage=USAGE, cost_usd=None), assistant_id=ASSISTANT)
     watched.observer.call_ended(
         lease(), call_start(), call_end(usage=Usage(), cost_usd=None, status=429), assistant_id=ASSISTANT
@@ -87,7 +87,7 @@ def test_an_unknown_price_is_not_a_price_of_nothing(watched: Watched) -> None:
     assert watched.value("strata_cost_usd_total") == 0
 
 
-def test_what_should_not_have_been_necessary_is_counted(watched: Watched) -> None:
+def test_avoidable_events_are_counted(watched: Watched) -> None:
     start = call_start(
         repairs=({"kind": "result_supplied", "seq": 3, "ids": ["call_1"]}, {"kind": "result_supplied", "seq": 5}),
         template_failures=({"template": "roles", "kind": "render", "message": SECRET},),
@@ -105,7 +105,7 @@ def test_what_should_not_have_been_necessary_is_counted(watched: Watched) -> Non
     assert watched.value("strata_signatures_withheld_total", reason="family") == 1
 
 
-def test_alarms_have_their_series_before_anything_happens(watched: Watched) -> None:
+def test_alarm_metrics_have_their_series_from_the_start(watched: Watched) -> None:
     assert {labels["provider"] for labels in watched.series("strata_prefix_breaks_total")} == {
         "gemini",
         "anthropic",
@@ -114,7 +114,7 @@ def test_alarms_have_their_series_before_anything_happens(watched: Watched) -> N
     assert len(watched.series("strata_signatures_withheld_total")) == 6
 
 
-def test_without_the_setting_no_id_of_an_assistant_is_in_the_metrics() -> None:
+def test_without_the_setting_no_assistant_id_is_in_the_metrics() -> None:
     metrics = Metrics(version="1")
     metrics.calls.call_ended(call_start(), call_end(usage=USAGE), assistant_id=ASSISTANT)
     shown = metrics.render().decode()

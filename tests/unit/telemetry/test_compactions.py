@@ -37,7 +37,7 @@ def shown(metrics: Metrics, name: str) -> float:
     )
 
 
-def test_compactions_are_counted_and_told(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+def test_compactions_are_counted_and_logged(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "strata.compaction"):
         metrics.compactions.compaction_queued("conv_x", "carrying_cost")
         metrics.compactions.compaction_ended(report(CompactionOutcome.COMPACTED))
@@ -66,7 +66,7 @@ def test_a_blocked_conversation_is_one_alarm_until_it_is_free(
     assert shown(metrics, "strata_compaction_alarms_total") == 1
 
 
-def test_what_a_compaction_asks_a_model_for_is_spent_too(metrics: Metrics) -> None:
+def test_model_calls_of_a_compaction_are_counted_as_cost(metrics: Metrics) -> None:
     start, end = call_start(), call_end(usage=USAGE, cost_usd=Decimal("0.5"))
     metrics.compactions.call_ended(start, end, assistant_id=ASSISTANT)
     labels = {"provider": start.provider, "model": start.model, "assistant": ASSISTANT}

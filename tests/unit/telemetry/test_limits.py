@@ -22,14 +22,14 @@ from tests.support.strategies import any_text, json_values
 
 class TestNames:
     @pytest.mark.parametrize("name", ["gemini-3.1-pro-preview", "publishers/google/models/x@001", "claude-opus-5-5"])
-    def test_what_looks_like_a_model_is_kept(self, name: str) -> None:
+    def test_plausible_model_names_are_kept(self, name: str) -> None:
         assert plain_name(name) == name
 
     @pytest.mark.parametrize("name", ["", "a b", "a\n", "x" * 101, "é", "\ud800", "\x00", 7, None, ["a"]])
-    def test_anything_else_has_no_name(self, name: object) -> None:
+    def test_other_texts_are_replaced(self, name: object) -> None:
         assert plain_name(name) == "_OTHER"
 
-    def test_what_is_known_is_never_crowded_out(self) -> None:
+    def test_known_names_are_never_displaced(self) -> None:
         names = NameSet(["gemini", "anthropic"], others=2)
         assert [names.admit(name) for name in ("a", "b", "c", "a", "gemini", "anthropic", None, "")] == [
             "a",
@@ -43,7 +43,7 @@ class TestNames:
         ]
 
     @given(st.lists(any_text | json_values, max_size=100))
-    def test_there_are_never_more_than_the_limit(self, values: list[object]) -> None:
+    def test_there_are_never_more_names_than_the_limit(self, values: list[object]) -> None:
         names = NameSet(["known"], others=3)
         assert len({names.admit(value) for value in values} - {"none", "_OTHER"}) <= 4
 
@@ -57,7 +57,7 @@ class TestNames:
 
 class TestNumbers:
     @pytest.mark.parametrize(("count", "kept"), [(-1, 0), (7, 7), (2**53, 2**53), (10**400, 2**53)])
-    def test_counts_stay_countable(self, count: int, kept: int) -> None:
+    def test_counts_are_bounded(self, count: int, kept: int) -> None:
         assert bounded_count(count) == kept
 
     @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ class TestMoments:
     @pytest.mark.parametrize(
         ("at", "found"), [(datetime.min.replace(tzinfo=UTC), 0), (datetime.max.replace(tzinfo=UTC), 2**63 - 1)]
     )
-    def test_a_moment_that_spans_cannot_hold_becomes_the_nearest(self, at: datetime, found: int) -> None:
+    def test_a_moment_outside_of_the_range_of_spans_becomes_the_nearest(self, at: datetime, found: int) -> None:
         assert nanoseconds(at) == found
 
     def test_a_clock_that_was_set_back_gives_no_negative_duration(self) -> None:

@@ -40,7 +40,7 @@ def test_json_has_one_object_per_line_with_fields() -> None:
     }
 
 
-def test_pretty_is_for_people() -> None:
+def test_the_pretty_format_is_readable() -> None:
     with capture_log(log_format="pretty") as stream:
         log.warning("lease.lost", extra={"conversation_id": "conv_1"})
     text = stream.getvalue()
@@ -88,7 +88,7 @@ def test_a_warning_of_python_is_a_line_too() -> None:
     assert lines(stream.getvalue())[0]["logger"] == "py.warnings"
 
 
-def test_a_second_set_up_replaces_the_first() -> None:
+def test_a_second_configuration_replaces_the_first() -> None:
     with capture_log() as first:
         second = io.StringIO()
         configure_logs("info", "json", stream=second)
@@ -97,7 +97,7 @@ def test_a_second_set_up_replaces_the_first() -> None:
         assert len(second.getvalue().splitlines()) == 1
 
 
-async def test_the_context_is_on_every_line_and_goes_with_tasks() -> None:
+async def test_the_context_is_on_every_line_and_is_inherited_by_tasks() -> None:
     async def later() -> None:
         log.info("turn.finished")
 
@@ -120,7 +120,7 @@ async def test_the_context_is_on_every_line_and_goes_with_tasks() -> None:
     }
 
 
-def test_a_new_request_forgets_the_one_before() -> None:
+def test_a_new_request_clears_the_context() -> None:
     with capture_log() as stream:
         begin_log_context(request_id="a", trace_id="t")
         begin_log_context(request_id="b")
@@ -132,7 +132,7 @@ def test_a_new_request_forgets_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("log_format", ["json", "pretty"])
-def test_an_exception_is_logged_with_its_place_and_without_its_text(log_format: Any) -> None:
+def test_an_exception_is_logged_with_its_location_and_without_its_text(log_format: Any) -> None:
     with capture_log(log_format=log_format) as stream:
         content = "purple-elephant-content"
         try:
@@ -159,7 +159,7 @@ def redact(**fields: object) -> dict[str, object]:
     ["authorization", "Authorization", "cookie", "set-cookie", "api_key", "x-api-key", "apikey", "password",
      "db_password", "client_secret", "secret", "token", "access_token", "credentials", "database_url"],
 )  # fmt: skip
-def test_fields_with_a_telling_name_are_dropped(name: str) -> None:
+def test_fields_with_a_sensitive_name_are_dropped(name: str) -> None:
     assert redact(**{name: "abc"}) == {name: REDACTED}
     assert redact(nested={"list": [{name: ["abc"]}]}) == {"nested": {"list": [{name: REDACTED}]}}
     assert redact(**{name: None}) == {name: None}
@@ -168,11 +168,11 @@ def test_fields_with_a_telling_name_are_dropped(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["input_tokens", "api_key_id", "key_id", "tokens", "cache_read_tokens", "author", "event", "token_count"]
 )
-def test_fields_that_only_look_like_it_are_kept(name: str) -> None:
+def test_fields_with_a_similar_name_are_kept(name: str) -> None:
     assert redact(**{name: "abc"}) == {name: "abc"}
 
 
-def test_other_values_become_something_that_can_be_written() -> None:
+def test_other_values_are_converted_to_something_loggable() -> None:
     class Thing:
         def __str__(self) -> str:
             return "password=hunter2"
@@ -196,7 +196,7 @@ def caught(code: str) -> BaseException:
     raise AssertionError("nothing was raised")
 
 
-def test_frames_and_names_are_there_and_the_text_is_not() -> None:
+def test_frames_and_names_are_logged_and_the_text_is_not() -> None:
     text = render_traceback(caught("raise ValueError(MARKER)"))
     assert "in caught" in text
     assert text.endswith("ValueError")
@@ -209,14 +209,14 @@ def test_our_own_errors_keep_their_text() -> None:
     )
 
 
-def test_names_and_files_may_be_said() -> None:
+def test_names_and_files_may_be_logged() -> None:
     assert "No such file" in render_traceback(caught("open('/nowhere/at/all')"))
     assert "has no attribute 'x'" in render_traceback(caught("None.x"))
 
 
 def test_an_error_of_a_library_is_not_plain_because_its_base_is() -> None:
     class FetchError(OSError):
-        """As those of several HTTP clients."""
+        """As in several HTTP clients."""
 
     assert MARKER not in render_traceback(FetchError(f"https://x.example/?q={MARKER}"))
 
@@ -233,7 +233,7 @@ except ValueError as error:
     assert MARKER not in text
 
 
-def test_the_context_counts_unless_it_is_suppressed() -> None:
+def test_the_context_is_included_unless_it_is_suppressed() -> None:
     shown = caught("""
 try:
     1 / 0
@@ -259,7 +259,7 @@ def test_groups_show_their_parts() -> None:
     assert MARKER not in text
 
 
-def test_a_circle_and_an_endless_recursion_come_to_an_end() -> None:
+def test_a_cycle_and_an_endless_recursion_are_bounded() -> None:
     error = ValueError(MARKER)
     error.__cause__ = KeyError(MARKER)
     error.__cause__.__cause__ = error

@@ -42,7 +42,7 @@ def test_requests_in_flight(metrics: Metrics) -> None:
     assert samples(metrics)["strata_http_requests_in_flight"] == 1
 
 
-def test_a_callback_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
+def test_a_callback_is_evaluated_at_collection(metrics: Metrics) -> None:
     value = 1.0
     metrics.gauge_callback("strata_database_connections", "Open connections.", lambda: value)
     assert samples(metrics)["strata_database_connections"] == 1

@@ -1,4 +1,4 @@
-"""Replays in metrics: apart from everything that is counted of live conversations."""
+"""Metrics of replays are separate from those of live conversations."""
 
 from decimal import Decimal
 
@@ -10,7 +10,7 @@ from tests.support.builders import call_end, call_start
 from tests.support.fakes.telemetry import USAGE
 
 
-def test_what_replays_do_is_counted_and_none_of_it_as_live() -> None:
+def test_replays_have_their_own_metrics() -> None:
     metrics = Metrics(version="1")
     live_before = _values(metrics, "strata_replay_", has_prefix=False)
     observer: ReplayObserver = metrics.replays
@@ -38,7 +38,7 @@ def test_what_replays_do_is_counted_and_none_of_it_as_live() -> None:
 
 
 def _values(metrics: Metrics, prefix: str, *, has_prefix: bool) -> dict[str, float]:
-    """Of our own metrics, without what the process and the build say about themselves."""
+    """Only our own metrics, without those of the process and the build."""
     return {
         f"{sample.name} {','.join(f'{name}={value}' for name, value in sorted(sample.labels.items()))}": sample.value
         for family in metrics.registry.collect()

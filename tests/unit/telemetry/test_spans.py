@@ -13,10 +13,12 @@ from tests.support.fakes.site import Site, open_site
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"
+EXPORT_SECONDS = 5
+"""The timeout of an export, for which a shutdown must not wait."""
 
 
 def closed_port() -> int:
-    """A port on which nobody listens."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -24,7 +26,7 @@ def closed_port() -> int:
 
 
 async def visit(collector: Collector, *paths: str, **headers: str) -> Site:
-    """Asks a traced site for the paths; all its spans have been sent afterwards."""
+    """Request the paths of a traced site; all its spans have been sent afterwards."""
     tracing = open_tracing(collector.url, "x-token=a%20b, X-Other=c", "my-strata", "9.8.7")
     with capture_log() as log:
         async with open_site(tracing=tracing, log=log) as site:
@@ -58,14 +60,14 @@ async def test_a_request_becomes_a_span() -> None:
     assert site.client_key.encode() not in sent
 
 
-async def test_the_callers_span_is_the_parent() -> None:
+async def test_the_span_of_the_caller_is_the_parent() -> None:
     with open_collector() as collector:
         await visit(collector, "/healthz", traceparent=f"00-{TRACE_ID}-{PARENT_ID}-01")
     (span,) = collector.spans
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE_ID, PARENT_ID)
 
 
-async def test_a_parent_that_makes_no_sense_is_ignored() -> None:
+async def test_an_invalid_parent_is_ignored() -> None:
     with open_collector() as collector:
         await visit(collector, "/healthz", traceparent="00-nonsense")
     (span,) = collector.spans
@@ -93,14 +95,14 @@ async def test_a_5xx_is_an_error() -> None:
     assert attributes_of(span)["error.type"] == "503"
 
 
-async def test_a_full_endpoint_is_taken_as_it_is() -> None:
+async def test_a_full_endpoint_is_used_unchanged() -> None:
     with open_collector() as collector:
         collector.url += "/v1/traces/"
         await visit(collector, "/healthz")
     assert len(collector.spans) == 1
 
 
-def test_without_an_endpoint_there_is_nothing() -> None:
+def test_without_an_endpoint_nothing_is_sent() -> None:
     before = threading.active_count()
     tracing = open_tracing(None, None, "strata", "1")
     assert not tracing.enabled
@@ -111,7 +113,7 @@ def test_without_an_endpoint_there_is_nothing() -> None:
 
 
 @pytest.mark.slow
-async def test_a_dead_collector_neither_slows_nor_breaks_nor_fills_the_log() -> None:
+async def test_an_unavailable_collector_neither_slows_nor_breaks_nor_fills_the_log() -> None:
     tracing = open_tracing(f"http://127.0.0.1:{closed_port()}", None, "strata", "1")
     with capture_log() as log:
         async with open_site(tracing=tracing, log=log) as site:
@@ -121,23 +123,23 @@ async def test_a_dead_collector_neither_slows_nor_breaks_nor_fills_the_log() -> 
                 tracing._provider.force_flush()  # type: ignore[union-attr]  # noqa: SLF001
         began = time.monotonic()
         await asyncio.to_thread(tracing.shutdown, 1.0)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < EXPORT_SECONDS
     assert len(site.events("telemetry.export_failed")) == 1
     assert "Traceback" not in log.getvalue()
     assert "opentelemetry" not in log.getvalue()
 
 
-async def test_a_collector_that_hangs_does_not_hold_up_the_end() -> None:
+async def test_a_hanging_collector_does_not_delay_the_shutdown() -> None:
     with open_collector() as collector:
         collector.gate.clear()
         tracing = open_tracing(collector.url, None, "strata", "1")
         tracing.tracer.start_span("x").end()
         began = time.monotonic()
         await asyncio.to_thread(tracing.shutdown, 0.3)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < EXPORT_SECONDS
 
 
-async def test_the_log_says_when_sending_works_again() -> None:
+async def test_the_log_reports_when_sending_works_again() -> None:
     with open_collector() as collector, capture_log() as log:
         tracing = open_tracing(collector.url, None, "strata", "1")
         collector.status = 400
@@ -153,7 +155,7 @@ async def test_the_log_says_when_sending_works_again() -> None:
 
 
 @pytest.mark.parametrize("text", ["nonsense", "=value", "a=b,secret"])
-def test_headers_that_are_none_are_refused_without_repeating_them(text: str) -> None:
+def test_invalid_headers_are_refused_without_repeating_them(text: str) -> None:
     with pytest.raises(SettingsInvalid) as refused:
         parse_headers(text)
     assert "secret" not in str(refused.value)

@@ -6,7 +6,7 @@ from tests.support.builders import call_end, call_start
 from tests.support.fakes.telemetry import ASSISTANT, TIMES, Watched, lease, model_turn
 
 
-def test_a_turn_that_ends_is_counted_by_what_it_came_to(watched: Watched) -> None:
+def test_an_ended_turn_is_counted_by_its_outcome(watched: Watched) -> None:
     failed = {"state": TurnState.FAILED, "stop_reason": None, "error_code": "provider_overloaded"}
     watched.observer.turn_began(lease())
     watched.observer.turn_ended(lease(), model_turn(), TIMES)
@@ -60,7 +60,7 @@ def test_a_turn_that_failed_before_its_assistant_was_known_has_no_provider(watch
     assert watched.value("strata_turns_total", provider="none", model="none") == 1
 
 
-def test_models_that_are_made_up_do_not_make_series_without_end(watched: Watched) -> None:
+def test_invented_models_do_not_create_unbounded_series(watched: Watched) -> None:
     for number in range(200):
         watched.observer.turn_ended(lease(), model_turn(model=f"made-up-{number}"), TIMES)
         watched.observer.call_ended(lease(), call_start(model=f"made-up-{number}"), call_end(), assistant_id=ASSISTANT)

@@ -19,7 +19,7 @@ from tests.support.fakes.site import open_site
 from tests.support.fakes.telemetry import ASSISTANT, CONVERSATION, SECRET, TIMES, USAGE, Watched, lease, model_turn
 
 
-def test_a_turn_has_a_span_and_each_of_its_calls_one_below_it(watched: Watched) -> None:
+def test_a_turn_has_a_span_with_a_child_for_each_call(watched: Watched) -> None:
     held = lease()
     start = call_start(provider="anthropic", model="claude-opus-5-5", attempt=2, started_at=A_TIME)
     end = call_end(
@@ -72,7 +72,7 @@ def test_a_turn_has_a_span_and_each_of_its_calls_one_below_it(watched: Watched) 
     }
 
 
-def test_gemini_has_the_name_that_the_conventions_give_it(watched: Watched) -> None:
+def test_gemini_has_the_name_of_the_conventions(watched: Watched) -> None:
     watched.observer.call_ended(lease(), call_start(), call_end(), assistant_id=ASSISTANT)
     (call,) = watched.exporter.get_finished_spans()
     assert (call.attributes or {})["gen_ai.provider.name"] == "gcp.gemini"
@@ -86,7 +86,7 @@ def test_gemini_has_the_name_that_the_conventions_give_it(watched: Watched) -> N
         (200, "provider_disconnected", "provider_disconnected"),
     ],
 )
-def test_a_call_that_failed_says_how(watched: Watched, status: int, code: str | None, error_type: str) -> None:
+def test_a_failed_call_has_its_error(watched: Watched, status: int, code: str | None, error_type: str) -> None:
     watched.observer.call_ended(
         lease(), call_start(), call_end(status=status, error_code=code, usage=Usage()), assistant_id=ASSISTANT
     )
@@ -104,7 +104,7 @@ def test_a_call_that_failed_says_how(watched: Watched, status: int, code: str | 
         (TurnState.CANCELLED, None, None),
     ],
 )
-def test_a_turn_that_failed_says_how_and_a_cancelled_one_did_not_fail(
+def test_a_failed_turn_has_its_error_and_a_cancelled_one_has_none(
     watched: Watched, state: TurnState, code: str | None, error_type: str | None
 ) -> None:
     held = lease()
@@ -124,7 +124,7 @@ def test_a_turn_that_was_lost_ends_with_an_error(watched: Watched) -> None:
     assert (turn.attributes or {})["error.type"] == "lease_lost"
 
 
-def test_turns_whose_end_nobody_tells_are_given_up(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_of_turns_that_never_end_are_discarded(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.telemetry.spans._MAX_OPEN", 2)
     observer = TurnTelemetry(watched.metrics, watched.tracing)
     for number in range(5):
@@ -133,13 +133,13 @@ def test_turns_whose_end_nobody_tells_are_given_up(watched: Watched, monkeypatch
     assert [(span.attributes or {})["strata.turn.seq"] for span in given_up] == [0, 1, 2]
 
 
-def test_without_a_collector_there_are_no_spans_and_nothing_is_remembered() -> None:
+def test_without_a_collector_there_are_no_spans_and_no_state() -> None:
     observer = TurnTelemetry(Metrics(version="1"), open_tracing(None, None, "strata", "1"))
     observer.turn_began(lease())
-    assert observer._spans is None  # noqa: SLF001  reason: that nothing is kept cannot be seen from outside
+    assert observer._spans is None  # noqa: SLF001  reason: the absence of state is not visible from outside
 
 
-async def test_a_turn_belongs_to_the_request_also_when_the_answer_is_long_gone() -> None:
+async def test_the_span_of_a_turn_belongs_to_the_request_even_after_its_response() -> None:
     held, running, may_end = lease(), RunningTurns(), asyncio.Event()
     with open_collector() as collector:
         tracing = open_tracing(collector.url, None, "strata", "1")

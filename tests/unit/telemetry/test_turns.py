@@ -62,7 +62,7 @@ class TestLog:
             (TurnState.INTERRUPTED, "turn.failed", "warning"),
         ],
     )
-    def test_what_went_wrong_is_a_warning(self, watched: Watched, state: TurnState, event: str, level: str) -> None:
+    def test_a_failure_is_a_warning(self, watched: Watched, state: TurnState, event: str, level: str) -> None:
         watched.observer.turn_ended(lease(), model_turn(state=state, error_code="provider_disconnected"), TIMES)
         (line,) = watched.lines
         assert (line["event"], line["level"], line["error_code"]) == (event, level, "provider_disconnected")
@@ -77,7 +77,7 @@ class TestLog:
         watched.observer.turn_recovered(lease())
         assert watched.lines == []
 
-    def test_a_prefix_that_broke_is_told_by_its_place_alone(self, watched: Watched) -> None:
+    def test_a_broken_prefix_is_logged_by_its_position_only(self, watched: Watched) -> None:
         broken = {"kind": "prefix_break", "index": 4, "layer": "buffered", "seq": 3, "text": SECRET}
         watched.observer.call_ended(lease(), call_start(warnings=(broken,)), call_end(), assistant_id=ASSISTANT)
         (line,) = watched.lines
@@ -154,7 +154,7 @@ times = st.builds(TurnTimes, accepted=seconds, built=seconds, first_event=second
 
 class TestAnyValues:
     @given(leases, starts, ends, turns, times, names)
-    def test_nothing_raises_and_all_that_comes_out_can_be_read(
+    def test_no_value_raises_an_error_and_all_output_can_be_parsed(
         self, held: Lease, start: CallStart, end: CallEnd, turn: ModelResponseTurn, took: TurnTimes, code: str
     ) -> None:
         with capture_log() as log:

@@ -1,4 +1,4 @@
-"""Turns outlive the request that asked for them, and a stopping process waits for them, but not for ever."""
+"""Turns outlive their request, and a stopping process waits for them up to a limit."""
 
 import asyncio
 import gc
@@ -9,7 +9,7 @@ from server.conversation.errors import ShuttingDown
 from server.turns.running import DrainReport, RunningTurns
 
 
-async def test_a_turn_runs_although_nobody_awaits_it() -> None:
+async def test_a_turn_runs_although_it_is_not_awaited() -> None:
     turns, done = RunningTurns(), asyncio.Event()
 
     async def turn() -> None:
@@ -68,7 +68,7 @@ async def test_no_turn_begins_while_draining() -> None:
         turns.start(turn(), name="turn")
 
 
-async def test_a_turn_that_raises_does_not_disturb_the_others() -> None:
+async def test_a_turn_that_raises_does_not_affect_the_others() -> None:
     turns, done = RunningTurns(), asyncio.Event()
 
     async def broken() -> None:

@@ -1,4 +1,4 @@
-"""A running site for each test, with a few routes that only a test needs."""
+"""A running site for each test, with a few routes for tests only."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

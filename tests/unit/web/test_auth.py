@@ -14,7 +14,7 @@ OPEN = {"/healthz", "/readyz", "/metrics", "/schema", "/schema/openapi.json", "/
 OPEN_PAGES = {("/admin/login", "GET"), ("/admin/login", "POST"), ("/admin/static/{digest:str}/{name:str}", "GET")}
 
 
-def test_every_page_but_the_login_needs_a_session_and_no_page_takes_a_key(site: Site) -> None:
+def test_every_page_but_the_login_needs_a_session_and_no_page_accepts_a_key(site: Site) -> None:
     open_pages: set[tuple[str, str]] = set()
     locked_pages: set[tuple[str, str]] = set()
     for route in site.app.litestar.routes:
@@ -53,7 +53,7 @@ def test_every_route_under_v1_and_admin_api_is_guarded(site: Site) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/key", "/admin/api/keys", "/admin/api/keys/key_x", "/admin/api/jobs"])
-async def test_without_a_key_there_is_no_way_in(site: Site, path: str) -> None:
+async def test_without_a_key_access_is_denied(site: Site, path: str) -> None:
     answer = await site.get(path)
     assert (answer.status_code, answer.json()["code"]) == (401, "key_rejected")
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -75,12 +75,12 @@ async def test_the_scheme_may_be_written_in_any_case(site: Site, scheme: str) ->
     assert answer.status_code == 200
 
 
-async def test_two_authorization_headers_are_one_too_many(site: Site) -> None:
+async def test_two_authorization_headers_are_refused(site: Site) -> None:
     headers = [("authorization", f"Bearer {site.client_key}")] * 2
     assert (await site.client.get("/v1/key", headers=headers)).status_code == 401
 
 
-async def test_a_key_is_not_taken_from_anywhere_else(site: Site) -> None:
+async def test_a_key_is_read_from_no_other_place(site: Site) -> None:
     assert (await site.get("/v1/key", headers={"x-api-key": site.client_key})).status_code == 401
     assert (await site.get(f"/v1/key?api_key={site.client_key}")).status_code == 401
 
@@ -106,7 +106,7 @@ async def test_a_missing_scope_is_named(site: Site) -> None:
     assert (answer.status_code, answer.json()["code"], answer.json()["scope"]) == (403, "scope_missing", "admin")
 
 
-async def test_a_database_that_is_away_is_not_the_callers_fault(site: Site) -> None:
+async def test_an_unavailable_database_is_not_the_fault_of_the_caller(site: Site) -> None:
     site.key_ring.down = True
     answer = await site.get("/v1/key", key=site.client_key)
     assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
@@ -115,7 +115,7 @@ async def test_a_database_that_is_away_is_not_the_callers_fault(site: Site) -> N
     assert (await site.get("/v1/key", key=site.client_key)).status_code == 200
 
 
-async def test_the_key_is_asked_for_before_the_body_is_read(site: Site) -> None:
+async def test_the_key_is_checked_before_the_body_is_read(site: Site) -> None:
     answer = await site.client.request("DELETE", "/admin/api/keys/key_x", content=b" " * 10_000)
     assert answer.status_code == 401
 
@@ -130,7 +130,7 @@ async def test_every_request_under_v1_counts_against_its_key(site: Site) -> None
     assert len(set(site.rate_limiter.asked)) == 1
 
 
-async def test_what_has_no_key_or_the_wrong_one_counts_against_nobody(site: Site) -> None:
+async def test_requests_without_a_valid_key_count_against_no_key(site: Site) -> None:
     await site.get("/v1/key")
     await site.get("/v1/assistants", key=site.admin_key)
     await site.get("/admin/api/keys", key=site.admin_key)

@@ -1,4 +1,4 @@
-"""Bodies never have more bytes together than the budget, and every byte goes back."""
+"""All bodies together never exceed the budget, and every byte is returned to it."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ LARGE = FREE_BYTES + 1
         st.tuples(st.integers(1, 100), st.sampled_from([0, 0.001, 0.003]), st.booleans()), min_size=1, max_size=15
     )
 )
-async def test_no_byte_is_lost_and_none_is_given_twice(bodies: list[tuple[int, float, bool]]) -> None:
+async def test_no_byte_of_the_budget_is_lost_or_given_twice(bodies: list[tuple[int, float, bool]]) -> None:
     budget = BodyBudget(100, wait_seconds=0.002)
     reading = 0
 
@@ -43,7 +43,7 @@ async def test_no_byte_is_lost_and_none_is_given_twice(bodies: list[tuple[int, f
     assert budget.refused_count == sum(isinstance(outcome, BodyBudgetExhausted) for outcome in outcomes)
 
 
-async def test_a_small_body_does_not_wait_behind_a_large_one() -> None:
+async def test_a_small_body_does_not_wait_for_a_large_one() -> None:
     budget = BodyBudget(2 * LARGE, wait_seconds=60)
     first = asyncio.create_task(budget.take(LARGE))
     second = asyncio.create_task(budget.take(2 * LARGE))
@@ -66,7 +66,7 @@ async def test_a_small_body_does_not_wait_behind_a_large_one() -> None:
         ([(b"content-length", b"999999999999")], 10 * LARGE),
     ],
 )
-async def test_a_body_takes_what_it_announces(headers: list[tuple[bytes, bytes]], taken: int) -> None:
+async def test_a_body_reserves_what_it_announces(headers: list[tuple[bytes, bytes]], taken: int) -> None:
     budget = BodyBudget(20 * LARGE, max_body_bytes=10 * LARGE)
     intake = BodyIntake(budget, headers)
     if intake.pending:
@@ -78,7 +78,7 @@ async def test_a_body_takes_what_it_announces(headers: list[tuple[bytes, bytes]]
     assert budget.in_use_bytes == 0
 
 
-async def test_a_body_of_unknown_length_takes_the_largest_once_it_is_large() -> None:
+async def test_a_large_body_of_unknown_length_reserves_the_maximum() -> None:
     budget = BodyBudget(20 * LARGE, max_body_bytes=10 * LARGE)
     intake = BodyIntake(budget, [(b"transfer-encoding", b"chunked")])
     assert intake.pending

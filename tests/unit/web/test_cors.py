@@ -11,13 +11,13 @@ async def preflight(site: Site, origin: str, header: str = "authorization") -> t
     return answer.status_code, dict(answer.headers)
 
 
-async def test_it_is_off_unless_it_is_asked_for(site: Site) -> None:
+async def test_it_is_off_by_default(site: Site) -> None:
     _, headers = await preflight(site, ORIGIN)
     answer = await site.get("/v1/key", headers={"origin": ORIGIN})
     assert not [name for name in {**headers, **answer.headers} if name.startswith("access-control-")]
 
 
-async def test_a_listed_origin_may_call() -> None:
+async def test_a_listed_origin_is_allowed() -> None:
     async with open_site(cors_origins=[ORIGIN]) as site:
         for header in ("authorization", "content-type", "idempotency-key", "if-match", "last-event-id", "prefer"):
             status, headers = await preflight(site, ORIGIN, header)
@@ -35,7 +35,7 @@ async def test_a_listed_origin_may_call() -> None:
             assert "origin" in answer.headers["vary"].lower()
 
 
-async def test_no_other_origin_may() -> None:
+async def test_no_other_origin_is_allowed() -> None:
     async with open_site(cors_origins=[ORIGIN]) as site:
         for origin in ("https://evil.example", f"{ORIGIN}.evil.example", "https://appXexample", "null"):
             status, headers = await preflight(site, origin)

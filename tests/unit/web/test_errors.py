@@ -15,7 +15,7 @@ from server.web.errors import ANSWERS, answer_headers, build_problem, encode_pro
 from tests.support.fakes.site import Site
 
 
-def test_every_code_has_a_status_and_nothing_else_has_one() -> None:
+def test_exactly_the_error_codes_have_a_status() -> None:
     assert set(ANSWERS) == set(every_error())
 
 
@@ -39,7 +39,7 @@ async def test_every_error_is_answered_as_a_problem(site: Site) -> None:
 
 
 @pytest.mark.parametrize("kind", list(every_error()), ids=lambda kind: kind.code)
-def test_clients_are_told_whether_to_try_again(kind: type[StrataError]) -> None:
+def test_clients_are_informed_whether_to_retry(kind: type[StrataError]) -> None:
     status, headers = ANSWERS[kind].status, answer_headers(kind())
     if status in {409, 503} or kind.code == "rate_limited":
         assert ("retry-after" in headers) != (headers.get("x-should-retry") == "false")
@@ -58,24 +58,24 @@ def test_clients_are_told_whether_to_try_again(kind: type[StrataError]) -> None:
     )
 
 
-def test_an_error_that_knows_better_sets_the_delay() -> None:
+def test_an_error_with_a_delay_sets_retry_after() -> None:
     busy = next(kind for kind in every_error() if kind.code == "conversation_busy")
     assert answer_headers(busy(retry_after_seconds=2.3))["retry-after"] == "3"
 
 
-def test_details_are_members_and_never_hide_those_of_the_format() -> None:
+def test_details_are_members_and_never_replace_those_of_the_format() -> None:
     problem = build_problem(ScopeMissing(scope="admin", status=200, code="x", request_id="y"), "req_1").model_dump()
     assert problem["scope"] == "admin"
     assert (problem["status"], problem["code"], problem["request_id"]) == (403, "scope_missing", "req_1")
 
 
-def test_a_problem_is_valid_json_whatever_a_name_in_it_holds() -> None:
+def test_a_problem_is_valid_json_for_any_name_in_it() -> None:
     fault = {"path": "half \ud83d", "source": "body", "message": "Extra inputs are not permitted"}
     encoded = encode_problem(ValidationFailed(errors=[fault]), "req_1")
     assert json.loads(encoded.decode())["errors"] == [fault]
 
 
-def test_an_internal_error_gives_nothing_of_itself_away() -> None:
+def test_an_internal_error_reveals_nothing() -> None:
     problem = build_problem(Internal("connection to 10.0.0.7 lost", host="10.0.0.7"), "req_1")
     assert "10.0.0.7" not in problem.model_dump_json()
 
@@ -88,13 +88,13 @@ async def test_an_unknown_route_is_a_problem(site: Site) -> None:
 
 
 @pytest.mark.parametrize("method", ["PUT", "PROPFIND", "TRACE"])
-async def test_a_wrong_method_is_a_problem_that_lists_the_right_ones(site: Site, method: str) -> None:
+async def test_a_wrong_method_is_a_problem_that_lists_the_allowed_ones(site: Site, method: str) -> None:
     answer = await site.client.request(method, "/healthz")
     assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
     assert {name.strip() for name in answer.headers["allow"].split(",")} == {"GET", "HEAD", "OPTIONS"}
 
 
-async def test_an_unforeseen_exception_is_internal_and_in_the_log(site: Site) -> None:
+async def test_an_unexpected_exception_is_internal_and_logged(site: Site) -> None:
     answer = await site.get("/test/crash")
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
     assert answer.json()["detail"] == Internal().message

@@ -27,7 +27,7 @@ def connect(peer: str | None, *forwarded: str, protocols: tuple[str, ...] = ()) 
     ("peer", "forwarded", "client"),
     [
         ("10.0.0.1", ["203.0.113.9"], "203.0.113.9"),
-        # What the client sends stands to the left of what the proxy saw, in the same header or in one before it.
+        # What the client sends is to the left of what the proxy adds, in the same header or in an earlier one.
         ("10.0.0.1", ["198.51.100.1, 203.0.113.9"], "203.0.113.9"),
         ("10.0.0.1", ["198.51.100.1", "203.0.113.9"], "203.0.113.9"),
         ("10.0.0.1", ["198.51.100.1", "203.0.113.9, 10.0.0.2"], "203.0.113.9"),
@@ -43,20 +43,20 @@ def connect(peer: str | None, *forwarded: str, protocols: tuple[str, ...] = ()) 
         (None, ["198.51.100.1"], None),
     ],
 )
-def test_the_client_is_the_first_address_from_the_right_that_is_no_proxy_of_ours(
+def test_the_client_is_the_first_address_from_the_right_that_is_not_a_trusted_proxy(
     peer: str | None, forwarded: list[str], client: str | None
 ) -> None:
     assert OURS.address_of(connect(peer, *forwarded)) == client
 
 
 @given(claimed=forwarded_values)
-def test_nothing_that_a_client_sends_changes_its_address(claimed: list[str]) -> None:
+def test_no_header_of_a_client_changes_its_address(claimed: list[str]) -> None:
     assert NONE.address_of(connect("203.0.113.9", *claimed)) == "203.0.113.9"
     assert OURS.address_of(connect("10.0.0.1", *claimed, "203.0.113.9")) == "203.0.113.9"
     assert OURS.address_of(connect("10.0.0.1", ",".join([*claimed, "203.0.113.9"]))) == "203.0.113.9"
 
 
-def test_tls_is_believed_of_a_proxy_only() -> None:
+def test_the_scheme_is_taken_from_a_proxy_only() -> None:
     assert OURS.is_secure(connect("10.0.0.1", protocols=("https",)))
     assert not OURS.is_secure(connect("203.0.113.9", protocols=("https",)))
     assert not NONE.is_secure(connect("10.0.0.1", protocols=("https",)))

@@ -36,12 +36,12 @@ from server.web.headers import (
         ("application/json;q=0, */*, text/event-stream;q=0.1", True),
     ],
 )
-def test_events_are_sent_where_they_are_asked_for_by_name(*, accept: str | None, stream: bool) -> None:
+def test_events_are_sent_if_they_are_accepted_by_name(*, accept: str | None, stream: bool) -> None:
     assert wants_stream(accept) is stream
 
 
 @given(st.text(max_size=60))
-def test_any_accept_header_can_be_read(accept: str) -> None:
+def test_any_accept_header_can_be_parsed(accept: str) -> None:
     assert wants_stream(accept) in {True, False}
 
 
@@ -59,7 +59,7 @@ def test_a_client_may_prefer_not_to_wait(*, prefer: str | None, wanted: bool) ->
     assert prefers_async(prefer) is wanted
 
 
-def test_the_expected_revision_is_said_in_one_place_or_in_both_alike() -> None:
+def test_the_expected_revision_may_be_in_one_place_or_equal_in_both() -> None:
     assert read_expected_revision(None) is None
     assert read_expected_revision(None, 3) == 3
     assert read_expected_revision("*", 3) == 3
@@ -74,7 +74,7 @@ def test_the_expected_revision_is_said_in_one_place_or_in_both_alike() -> None:
 @pytest.mark.parametrize(
     "value", ["", "3", 'W/"3"', '"3", "4"', '"x"', '"-1"', f'"{2**63}"', '"٣"', '"' + "9" * 99 + '"']
 )
-def test_an_if_match_that_is_no_etag_of_ours_is_refused(value: str) -> None:
+def test_an_invalid_if_match_is_refused(value: str) -> None:
     with pytest.raises(ValidationFailed):
         read_expected_revision(value)
 
@@ -83,7 +83,7 @@ def test_an_if_match_that_is_no_etag_of_ours_is_refused(value: str) -> None:
     ("header", "unchanged"),
     [(None, False), ('"4"', False), ('"3"', True), ('W/"3"', True), ('"1", "3"', True), ("*", True), ("3", False)],
 )
-def test_a_client_that_has_the_revision_is_told_so(*, header: str | None, unchanged: bool) -> None:
+def test_a_client_with_the_current_revision_gets_not_modified(*, header: str | None, unchanged: bool) -> None:
     assert is_unchanged(header, 3) is unchanged
 
 
@@ -102,11 +102,11 @@ def test_another_key_is_refused(key: str) -> None:
 @pytest.mark.parametrize(
     ("value", "retry"), [(None, False), ("0", False), ("1", True), ("12", True), ("x", False), ("-1", False)]
 )
-def test_a_count_of_retries_is_a_hint(*, value: str | None, retry: bool) -> None:
+def test_the_retry_count_is_only_a_hint(*, value: str | None, retry: bool) -> None:
     assert announces_retry(value) is retry
 
 
-def test_the_last_event_is_named_by_the_header_else_by_the_query() -> None:
+def test_the_last_event_is_read_from_the_header_or_the_query() -> None:
     assert read_last_event_id(None, None) == 0
     assert read_last_event_id(None, 4) == 4
     assert read_last_event_id("7", 4) == 7

@@ -19,11 +19,11 @@ def test_any_value_is_one_line_of_json_in_utf_8(value: object) -> None:
 
 
 @given(json_values)
-def test_what_was_written_is_read(value: object) -> None:
+def test_written_json_is_read_back(value: object) -> None:
     assert decode_json(json.dumps(value).encode()) == json.loads(json.dumps(value))
 
 
-def test_only_what_has_no_place_in_utf_8_is_escaped() -> None:
+def test_only_what_utf_8_cannot_encode_is_escaped() -> None:
     assert encode_json("å😀") == '"å😀"'.encode()
     assert encode_json("å\ud83d") == b'"\\u00e5\\ud83d"'
     assert encode_json("\x00") == b'"\\u0000"'
@@ -35,7 +35,7 @@ def test_times_are_written_in_utc() -> None:
 
 
 @pytest.mark.parametrize("body", [b"NaN", b"-Infinity", b"1e400", b"{", b'"\xff"', b"", b"9" * 5000, b"[1,]", b"'x'"])
-def test_what_is_no_json_or_could_not_be_written_again_is_refused(body: bytes) -> None:
+def test_invalid_or_unwritable_json_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         decode_json(body)
 
@@ -46,7 +46,7 @@ ambiguous_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.lists(st.tuples(TRICKY, inner), max_size=4).map(tuple),
     max_leaves=20,
 )
-"""Values in which a tuple of pairs stands for an object, whose keys may repeat."""
+"""Values in which a tuple of pairs represents an object, whose keys may repeat."""
 
 
 def write(value: object, colon: str) -> str:
@@ -64,7 +64,7 @@ def has_duplicate(value: object) -> bool:
 
 
 @given(ambiguous_values, st.sampled_from([":", ": ", " : ", "\n:"]))
-def test_a_key_that_is_there_twice_is_found_and_no_other(value: object, colon: str) -> None:
+def test_only_a_duplicate_key_is_found(value: object, colon: str) -> None:
     body = write(value, colon).encode()
     if has_duplicate(value):
         with pytest.raises(DuplicateKey):

@@ -47,7 +47,7 @@ def references(node: object) -> list[str]:
             return []
 
 
-def test_it_says_what_it_is(document: dict[str, Any]) -> None:
+def test_the_document_has_a_title_and_a_version(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1.")
     assert (document["info"]["title"], document["info"]["version"]) == ("Strata", VERSION)
     assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
@@ -96,7 +96,7 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
         assert named == set(re.findall(r"{(\w+)}", path))
 
 
-def test_every_error_answer_is_a_problem_with_an_example(document: dict[str, Any]) -> None:
+def test_every_error_response_is_a_problem_with_an_example(document: dict[str, Any]) -> None:
     for path, method, operation in operations(document):
         assert "500" in operation["responses"], (path, method)
         for status, answer in operation["responses"].items():
@@ -110,7 +110,7 @@ def test_every_error_answer_is_a_problem_with_an_example(document: dict[str, Any
                 assert (example["value"]["code"], example["value"]["status"]) == (code, int(status))
 
 
-def test_guarded_routes_say_so_and_only_these(document: dict[str, Any]) -> None:
+def test_exactly_the_guarded_routes_declare_security(document: dict[str, Any]) -> None:
     for path, _, operation in operations(document):
         if path.startswith(("/v1", "/admin")):
             assert operation["security"] == [{"bearer": []}]
@@ -121,14 +121,14 @@ def test_guarded_routes_say_so_and_only_these(document: dict[str, Any]) -> None:
             assert "security" not in operation
 
 
-def test_every_reference_leads_somewhere_and_every_schema_is_one(document: dict[str, Any]) -> None:
+def test_every_reference_has_a_target_and_every_schema_is_valid(document: dict[str, Any]) -> None:
     known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert set(references(document)) <= known
     for schema in document["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
-async def test_answers_are_as_documented(site: Site, document: dict[str, Any]) -> None:
+async def test_answers_match_their_documentation(site: Site, document: dict[str, Any]) -> None:
     def check(name: str, body: object) -> None:
         validate(document, {"$ref": f"#/components/schemas/{name}"}, body)
 
@@ -140,7 +140,7 @@ async def test_answers_are_as_documented(site: Site, document: dict[str, Any]) -
         check("Problem", (await site.get(path)).json())
 
 
-def test_every_example_is_as_its_schema_says(document: dict[str, Any]) -> None:
+def test_every_example_matches_its_schema(document: dict[str, Any]) -> None:
     tried = 0
     for name, schema in document["components"]["schemas"].items():
         for example in schema.get("examples", ()):
@@ -153,7 +153,7 @@ def test_every_example_is_as_its_schema_says(document: dict[str, Any]) -> None:
     assert tried > 100
 
 
-def test_every_body_has_an_example_and_takes_nothing_unknown(document: dict[str, Any]) -> None:
+def test_every_body_has_an_example_and_allows_nothing_unknown(document: dict[str, Any]) -> None:
     for path, method, operation in operations(document):
         for content in operation.get("requestBody", {}).get("content", {}).values():
             names = [target.rsplit("/", 1)[1] for target in references(content["schema"])]
@@ -175,7 +175,7 @@ def test_the_events_are_described_in_their_order(document: dict[str, Any]) -> No
         assert documented == list(EVENTS)
 
 
-def test_an_image_is_of_one_of_the_types_that_are_taken(document: dict[str, Any]) -> None:
+def test_an_image_has_one_of_the_supported_types(document: dict[str, Any]) -> None:
     answer = document["paths"]["/v1/conversations/{conversation_id}/images/{sha256}"]["get"]["responses"]["200"]
     assert set(answer["content"]) == {"image/png", "image/jpeg", "image/gif", "image/webp"}
 
@@ -186,11 +186,11 @@ def test_a_parameter_is_never_null(document: dict[str, Any]) -> None:
             assert "null" not in str(parameter["schema"]), (path, method, parameter["name"])
 
 
-def test_nothing_in_it_comes_from_another_host(document: dict[str, Any]) -> None:
+def test_nothing_is_loaded_from_another_host(document: dict[str, Any]) -> None:
     assert "http://" not in str(document)
     assert "https://" not in str(document)
 
 
-async def test_it_is_no_page(site: Site) -> None:
+async def test_the_document_is_not_an_html_page(site: Site) -> None:
     answer = await site.get("/schema", headers={"accept": "text/html"})
     assert answer.headers["content-type"] == "application/json"

@@ -7,20 +7,20 @@ from server.web import operations
 from tests.support.fakes.site import VERSION, Site, open_site
 
 
-async def test_healthz_answers_without_touching_anything(site: Site) -> None:
+async def test_healthz_answers_without_using_any_resource(site: Site) -> None:
     site.key_ring.down = True
     answer = await site.get("/healthz")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
     assert site.probe.check_count == 0
 
 
-async def test_readyz_names_what_it_looked_at(site: Site) -> None:
+async def test_readyz_names_its_checks(site: Site) -> None:
     answer = await site.get("/readyz")
     assert answer.status_code == 200
     assert answer.json() == {"status": "ready", "checks": [{"name": "database", "status": "ok"}]}
 
 
-async def test_readyz_says_why_not_and_recovers_by_itself(site: Site) -> None:
+async def test_readyz_reports_the_reason_and_recovers(site: Site) -> None:
     site.probe.error = DatabaseUnavailable("The database does not answer: connection refused.")
     for _ in range(2):
         answer = await site.get("/readyz")
@@ -48,7 +48,7 @@ async def test_readyz_says_why_not_and_recovers_by_itself(site: Site) -> None:
     assert len(site.events("readiness.regained")) == 1
 
 
-async def test_readyz_is_503_for_a_set_up_error_too(site: Site) -> None:
+async def test_readyz_is_503_for_a_configuration_error_too(site: Site) -> None:
     site.probe.error = DatabaseUnsupported()
     answer = await site.get("/readyz")
     assert (answer.status_code, answer.json()["code"]) == (503, "database_unsupported")
@@ -64,7 +64,7 @@ async def test_readyz_does_not_wait_for_a_probe_that_hangs(site: Site, monkeypat
     assert answer.json()["checks"][0]["detail"] == "The check did not end within 0.05 s."
 
 
-async def test_readyz_says_that_the_process_shuts_down(site: Site) -> None:
+async def test_readyz_reports_the_shutdown(site: Site) -> None:
     await site.running_turns.drain(0)
     answer = await site.get("/readyz")
     assert (answer.status_code, answer.json()["code"]) == (503, "shutting_down")
@@ -72,7 +72,7 @@ async def test_readyz_says_that_the_process_shuts_down(site: Site) -> None:
     assert site.probe.check_count == 0
 
 
-async def test_many_who_ask_at_once_share_one_round_of_checks(site: Site) -> None:
+async def test_concurrent_requests_share_one_round_of_checks(site: Site) -> None:
     site.probe.gate = asyncio.Event()
     asking = [asyncio.create_task(site.get("/readyz")) for _ in range(8)]
     for _ in range(500):
@@ -124,7 +124,7 @@ async def test_two_sites_in_one_process_do_not_mix_their_metrics(site: Site) -> 
         assert 'route="/healthz"' not in (await site.get("/metrics")).text
 
 
-async def test_metrics_can_be_kept_behind_a_token() -> None:
+async def test_metrics_can_be_protected_by_a_token() -> None:
     async with open_site(metrics_token="a-token-for-prometheus") as site:
         for headers in (
             {},

@@ -14,7 +14,7 @@ MARKER = "purple-elephant-content"
 
 
 async def everything(site: Site, key: str) -> list[httpx2.Response]:
-    """Requests that carry the key and the marker in every place that there is."""
+    """Requests with the key and the marker in every possible place."""
     bearer = {"authorization": f"Bearer {key}"}
     sneaky = {**bearer, "x-api-key": key, "cookie": f"session={key}", "user-agent": MARKER, "referer": MARKER}
     return [
@@ -33,7 +33,7 @@ async def everything(site: Site, key: str) -> list[httpx2.Response]:
     ]
 
 
-async def test_neither_content_nor_a_key_leaves(site: Site) -> None:
+async def test_neither_content_nor_a_key_is_exposed(site: Site) -> None:
     answers = await everything(site, site.client_key)
     assert [answer.status_code for answer in answers] == [200, 404, 403, 404, 422, 500, 422, 422, 400, 413, 405, 415]
     metrics = (await site.get("/metrics")).text
@@ -48,7 +48,7 @@ async def test_neither_content_nor_a_key_leaves(site: Site) -> None:
     assert "http.request_failed" in site.log.getvalue()
 
 
-async def test_the_pretty_log_tells_no_more(site: Site) -> None:
+async def test_the_pretty_log_contains_no_more(site: Site) -> None:
     with capture_log(log_format="pretty") as log:
         await everything(site, site.client_key)
     assert "http.request_failed" in log.getvalue()
@@ -56,7 +56,7 @@ async def test_the_pretty_log_tells_no_more(site: Site) -> None:
     assert site.client_key.split("_")[2] not in log.getvalue()
 
 
-async def test_a_reason_that_holds_a_password_is_scrubbed_in_the_log(captured_log: StringIO) -> None:
+async def test_a_reason_with_a_password_is_redacted_in_the_log(captured_log: StringIO) -> None:
     logging.getLogger("strata.test").warning(
         "database.lost", exc_info=DatabaseUnavailable("postgresql://strata:hunter2@db:5432 does not answer.")
     )
@@ -65,7 +65,7 @@ async def test_a_reason_that_holds_a_password_is_scrubbed_in_the_log(captured_lo
 
 
 @pytest.mark.parametrize("noisy", ["httpx2", "httpcore2.http11", "sqlalchemy.engine.Engine", "asyncio", "google_genai"])
-def test_libraries_are_heard_from_warning_upwards(captured_log: StringIO, noisy: str) -> None:
+def test_libraries_are_logged_from_warning_upwards(captured_log: StringIO, noisy: str) -> None:
     logging.getLogger(noisy).debug("authorization: %s", MARKER)
     logging.getLogger(noisy).info("POST https://x.example/?key=%s", MARKER)
     assert captured_log.getvalue() == ""

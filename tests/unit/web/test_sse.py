@@ -76,7 +76,7 @@ events: st.SearchStrategy[TurnEvent] = st.one_of(
 
 
 def read(wire: bytes) -> list[tuple[int, str, Any]]:
-    """Records as a client reads them."""
+    """Parse records as a client does."""
     found = []
     for record in wire.decode().split("\n\n")[:-1]:
         if record.startswith(":"):
@@ -93,11 +93,11 @@ def test_every_event_is_encoded_as_its_description(event: TurnEvent) -> None:
 
 
 @given(st.lists(events, max_size=5))
-def test_any_event_can_be_read_back(said: list[TurnEvent]) -> None:
-    wire = b"".join(encode_event(number, event) for number, event in enumerate(said, start=1))
+def test_any_event_can_be_read_back(expected: list[TurnEvent]) -> None:
+    wire = b"".join(encode_event(number, event) for number, event in enumerate(expected, start=1))
     found = read(wire)
-    assert [number for number, _, _ in found] == list(range(1, len(said) + 1))
-    for event, (_, name, data) in zip(said, found, strict=True):
+    assert [number for number, _, _ in found] == list(range(1, len(expected) + 1))
+    for event, (_, name, data) in zip(expected, found, strict=True):
         assert name in EVENTS
         match event:
             case TextDelta() | ThinkingDelta():
@@ -108,8 +108,8 @@ def test_any_event_can_be_read_back(said: list[TurnEvent]) -> None:
                 pass
 
 
-def test_events_have_the_names_and_fields_that_are_documented() -> None:
-    said: list[TurnEvent] = [
+def test_events_have_the_documented_names_and_fields() -> None:
+    expected: list[TurnEvent] = [
         STARTED,
         ThinkingDelta(text="Rain?"),
         TextDelta(text="It"),
@@ -121,7 +121,7 @@ def test_events_have_the_names_and_fields_that_are_documented() -> None:
         TurnEnded(turn=replace(TURN, state=TurnState.FAILED, error_code="provider_disconnected"), conversation=STATUS),
         TurnEnded(turn=replace(TURN, state=TurnState.CANCELLED), conversation=STATUS),
     ]
-    found = read(b"".join(encode_event(number, event) for number, event in enumerate(said)))
+    found = read(b"".join(encode_event(number, event) for number, event in enumerate(expected)))
     assert [name for _, name, _ in found] == list(EVENTS)
     for _, name, data in found:
         for field in data:
@@ -142,7 +142,7 @@ def test_events_have_the_names_and_fields_that_are_documented() -> None:
     assert found[8][2]["error"]["code"] == "provider_disconnected"
 
 
-def test_an_interrupted_turn_has_failed() -> None:
+def test_an_interrupted_turn_is_sent_as_failed() -> None:
     ended = TurnEnded(turn=replace(TURN, state=TurnState.INTERRUPTED), conversation=STATUS)
     ((_, name, data),) = read(encode_event(1, ended))
     assert (name, data["error"]["code"], data["turn"]["state"]) == ("turn.failed", "turn_interrupted", "interrupted")
@@ -169,7 +169,7 @@ class Scripted:
 
 
 async def serve(reader: EventReader, *, leaves: asyncio.Event | None = None) -> list[dict[str, Any]]:
-    """What is sent, until the reader ends or the client leaves."""
+    """The bytes that are sent until the reader ends or the client disconnects."""
     sent: list[dict[str, Any]] = []
 
     async def receive() -> Any:
@@ -185,7 +185,7 @@ async def serve(reader: EventReader, *, leaves: asyncio.Event | None = None) -> 
     return sent
 
 
-async def test_all_events_that_are_there_leave_in_one_write() -> None:
+async def test_all_available_events_are_sent_in_one_write() -> None:
     reader = Scripted([(1, STARTED)], [(2, TextDelta(text="a")), (3, TextDelta(text="b"))], [], None)
     start, first, second, silence, last = await serve(reader)
     assert dict(start["headers"]) == {
@@ -226,7 +226,7 @@ async def test_a_client_that_leaves_ends_the_response_and_nothing_else() -> None
     assert reader.closed
 
 
-async def test_a_reader_that_cannot_go_on_breaks_the_response() -> None:
+async def test_a_failing_reader_aborts_the_response() -> None:
     class Broken(Scripted):
         async def next(self, limit_seconds: float) -> Sequence[tuple[int, TurnEvent]] | None:
             if not self.batches:
@@ -243,16 +243,16 @@ texts = st.lists(st.text(max_size=50).map(lambda text: text * 3000), max_size=6)
 
 
 @given(texts)
-async def test_no_write_is_larger_than_its_limit_and_nothing_is_lost(said: list[str]) -> None:
-    numbered: list[tuple[int, TurnEvent]] = [(at, TextDelta(text=text)) for at, text in enumerate(said, start=1)]
+async def test_no_write_exceeds_its_limit_and_nothing_is_lost(expected: list[str]) -> None:
+    numbered: list[tuple[int, TurnEvent]] = [(at, TextDelta(text=text)) for at, text in enumerate(expected, start=1)]
     sent = await serve(Scripted([(0, STARTED)], numbered, None))
     bodies = [message["body"] for message in sent if message["type"] == "http.response.body"]
     assert all(len(body) <= MAX_WRITE_BYTES for body in bodies)
     whole = b"".join(encode_event(number, event) for number, event in [(0, STARTED), *numbered])
-    assert b"".join(bodies) == (whole if said else whole + KEEP_ALIVE)
+    assert b"".join(bodies) == (whole if expected else whole + KEEP_ALIVE)
 
 
-async def test_an_event_is_encoded_once_however_many_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_is_encoded_once_for_all_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[int] = []
 
     def count(number: int, event: TurnEvent) -> bytes:
@@ -267,7 +267,7 @@ async def test_an_event_is_encoded_once_however_many_listen(monkeypatch: pytest.
 
 
 class Crowd:
-    """An application whose every request listens to the same turn."""
+    """An application in which every request streams the same turn."""
 
     def __init__(self, live: LiveTurn, stall_seconds: float) -> None:
         self._live = live
@@ -297,7 +297,7 @@ def big_turn(count: int, text: str = "word") -> LiveTurn:
 
 @asynccontextmanager
 async def connect(url: str, after: int = 0) -> AsyncIterator[socket.socket]:
-    """A client that has asked for the stream and reads nothing by itself."""
+    """A client that has requested the stream and reads nothing."""
     port = int(url.rpartition(":")[2])
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -317,16 +317,16 @@ async def read_until_closed(client: socket.socket) -> bytes:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not holds():  # noqa: ASYNC110  reason: nothing tells
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not holds():  # noqa: ASYNC110  reason: there is no event to wait for
             await asyncio.sleep(0.01)
 
 
 READERS = 20
 
 
-async def test_readers_that_stall_hold_two_writes_each_and_share_the_rest() -> None:
-    """As many bytes as the answer has would be 8 MiB for each of them."""
+async def test_stalled_readers_buffer_two_writes_each_and_share_the_rest() -> None:
+    """Buffering the whole answer would take 8 MiB for each of them."""
     live = big_turn(8192, "x" * 1024)
     server = HttpServer(Crowd(live, 3600), handle_signals=False, grace_seconds=0)
     async with serving_beside(server, bind("127.0.0.1", 0)) as url, AsyncExitStack() as clients:
@@ -343,12 +343,12 @@ async def test_readers_that_stall_hold_two_writes_each_and_share_the_rest() -> N
             each.transport.abort()
 
 
-async def test_a_reader_that_does_not_read_is_disconnected_and_can_go_on() -> None:
+async def test_a_stalled_reader_is_disconnected_and_can_resume() -> None:
     live = big_turn(8192, "x" * 1024)
     crowd = Crowd(live, 0.2)
     server = HttpServer(crowd, handle_signals=False, grace_seconds=1)
     async with serving_beside(server, bind("127.0.0.1", 0)) as url:
-        async with connect(url) as client, asyncio.timeout(PATIENCE_SECONDS):
+        async with connect(url) as client, asyncio.timeout(WAIT_SECONDS):
             await until(lambda: bool(crowd.stalled))
             received = await read_until_closed(client)
         assert len(crowd.stalled) == 1
@@ -369,7 +369,7 @@ async def test_an_idle_stream_is_not_stalled() -> None:
     async with serving_beside(server, bind("127.0.0.1", 0)) as url, connect(url) as client:
         await asyncio.sleep(0.3)
         live.end(TurnEnded(turn=TURN, conversation=STATUS))
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(WAIT_SECONDS):
             received = b""
             while b"turn.completed" not in received:
                 received += await asyncio.get_running_loop().sock_recv(client, 65536)

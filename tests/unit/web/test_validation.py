@@ -21,7 +21,7 @@ async def faults(site: Site, body: Any) -> dict[str, str]:
     return {fault["path"]: fault["message"] for fault in problem["errors"]}
 
 
-async def test_the_path_has_only_what_the_client_wrote(site: Site) -> None:
+async def test_the_path_contains_only_what_the_client_wrote(site: Site) -> None:
     found = await faults(site, {"input": [{"type": "text", "text": "ok"}, {"type": "text", "text": MARKER}]})
     assert found["input.1.text"] == "String should have at most 5 characters"
 
@@ -70,7 +70,7 @@ def test_a_text_from_a_decoder_is_not_repeated() -> None:
     assert [fault.message for fault in read_faults(error, None)] == ["The value is not allowed"]
 
 
-def test_the_list_has_an_end() -> None:
+def test_the_list_has_a_maximum_length() -> None:
     extra: list[Any] = [{"key": f"f{number}", "message": "Field required"} for number in range(1000)]
     assert len(read_faults(ValidationException(detail="x", extra=extra), None)) == 50
 
@@ -89,7 +89,7 @@ def test_a_path_never_has_more_steps_than_its_location(body: object, location: l
 
 
 @given(body=JSON, data=st.data())
-def test_a_way_into_the_body_is_kept_whole(body: object, data: st.DataObject) -> None:
+def test_a_path_into_the_body_is_complete(body: object, data: st.DataObject) -> None:
     location: list[str | int] = []
     value = body
     while isinstance(value, dict | list) and value:

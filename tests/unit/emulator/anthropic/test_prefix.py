@@ -1,4 +1,4 @@
-"""What counts as the same past."""
+"""Which requests have the same prefix."""
 
 import copy
 from typing import Any
@@ -48,7 +48,7 @@ def changed(*path: Any, to: Any) -> dict[str, Any]:
         changed("max_tokens", to=5),
     ],
 )
-def test_the_same_past(body: dict[str, Any]) -> None:
+def test_these_prefixes_are_the_same(body: dict[str, Any]) -> None:
     assert digest(body) == digest(_BODY)
 
 
@@ -64,7 +64,7 @@ def test_the_same_past(body: dict[str, Any]) -> None:
         changed("messages", 2, "role", to="assistant"),
     ],
 )
-def test_another_past(body: dict[str, Any]) -> None:
+def test_these_prefixes_differ(body: dict[str, Any]) -> None:
     assert digest(body) != digest(_BODY)
 
 

@@ -1,4 +1,4 @@
-"""Whatever a request holds, it is admitted or refused with a problem; the emulator itself never fails on it."""
+"""Any request is accepted or refused with a problem; the emulator itself never fails."""
 
 import copy
 from contextlib import suppress
@@ -74,13 +74,13 @@ def list_places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]
 _PLACES = [place for place in list_places(_BODY) if place]
 
 
-def test_the_body_itself_is_admitted() -> None:
+def test_the_unchanged_body_is_accepted() -> None:
     assert admit(copy.deepcopy(_BODY), _CALLER, AnthropicState(build_state()), counting=False).total_tokens > 0
 
 
 @settings(max_examples=400)
 @given(place=st.sampled_from(_PLACES), value=_JSON | _WORDS | st.just(_REMOVED))
-def test_a_spoilt_body_is_admitted_or_refused(place: tuple[Any, ...], value: Any) -> None:
+def test_a_damaged_body_is_accepted_or_refused(place: tuple[Any, ...], value: Any) -> None:
     body = copy.deepcopy(_BODY)
     holder: Any = body
     for step in place[:-1]:

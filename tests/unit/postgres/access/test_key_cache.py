@@ -1,4 +1,4 @@
-"""A key that was loaded is cached for as long as that is safe, and no longer."""
+"""A loaded key is cached only as long as that is safe."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.support.fakes.key_ring import InMemoryKeyRing
 
 
 class StubListener:
-    """Receives what the test sends."""
+    """Receives the notifications that the test sends."""
 
     def __init__(self) -> None:
         self.listening = True
@@ -58,7 +58,7 @@ class Memory:
         return await self.cache.find(presented, self.key_ring.find_live_key)
 
     async def finds(self, presented: PresentedKey, *, asking: bool) -> bool:
-        """Whether the key is live, and that it was loaded or not."""
+        """Whether the key is live, after checking whether it was loaded from the database."""
         before = self.key_ring.lookups
         found = await self.find(presented)
         assert self.key_ring.lookups - before == asking
@@ -131,11 +131,11 @@ async def test_a_revocation_elsewhere_takes_effect(memory: Memory) -> None:
     assert await memory.finds(other, asking=False)
 
 
-@pytest.mark.parametrize("said", ["", "nonsense", "é"])
-async def test_an_unknown_payload_empties_the_cache(memory: Memory, said: str) -> None:
+@pytest.mark.parametrize("payload", ["", "nonsense", "é"])
+async def test_an_unknown_payload_empties_the_cache(memory: Memory, payload: str) -> None:
     _, presented = await memory.make_key()
     assert await memory.finds(presented, asking=True)
-    memory.listener.receive(said)
+    memory.listener.receive(payload)
     assert await memory.finds(presented, asking=True)
 
 
@@ -159,7 +159,7 @@ async def test_a_gap_in_the_notifications_empties_the_cache(memory: Memory) -> N
 
 
 class SlowKeyRing(InMemoryKeyRing):
-    """Answers when it is told to, with what it knew when it was asked."""
+    """Answers when the test allows it, with the state at the time of the request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,4 +210,4 @@ async def test_no_secret_is_kept(memory: Memory) -> None:
     presented = parse_key_text(text)
     assert presented is not None
     assert await memory.finds(presented, asking=True)
-    assert text.rpartition("_")[2] not in repr(vars(memory.cache._entries))  # noqa: SLF001  reason: that is the question
+    assert text.rpartition("_")[2] not in repr(vars(memory.cache._entries))  # noqa: SLF001  reason: the test is about the internal state

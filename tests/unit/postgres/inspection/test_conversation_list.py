@@ -15,5 +15,7 @@ from server.postgres.inspection.conversation_list import list_required
         ("--", "!?", []),
     ],
 )
-def test_the_longest_come_first_and_choices_are_none(words: str, phrase: str, required: list[str]) -> None:
+def test_the_longest_words_come_first_and_alternatives_are_left_out(
+    words: str, phrase: str, required: list[str]
+) -> None:
     assert list(list_required(words, phrase)) == required

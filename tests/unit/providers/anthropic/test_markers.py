@@ -1,4 +1,4 @@
-"""Whatever a payload holds, Claude is asked with four markers at most, and what lives longer stands first."""
+"""For any payload, Claude receives at most four cache markers, and longer lifetimes come first."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from server.conversation.assistant import Tool
 from server.conversation.payload import PIECE_CHARACTERS, CallSettings, Payload, split_static
 from server.providers.anthropic.request import build_extra, build_parameters, encode_system, encode_tools, join_messages
 from server.providers.model_profile import PROFILES
-from tests.contracts.provider_rig import build_payload
+from tests.contracts.provider_harness import build_payload
 
 CLAUDES = [profile for profile in PROFILES.values() if profile.provider == "anthropic"]
 MARKER = {"type": "ephemeral"}
@@ -38,9 +38,9 @@ def payloads(draw: st.DrawFn) -> tuple[Payload, Any]:
     profile = draw(st.sampled_from(CLAUDES))
     static = "x" * draw(st.integers(0, 40)) + ("y" * PIECE_CHARACTERS + "\n") * draw(st.integers(0, 4))
     tools = tuple(Tool(name=f"t{number}", description="", parameters={}) for number in range(draw(st.integers(0, 3))))
-    told = draw(messages)
+    chosen = draw(messages)
     markers = place_breakpoints(
-        len(told),
+        len(chosen),
         has_tools=bool(tools),
         static_piece_count=len(split_static(static)),
         limit=profile.breakpoints,
@@ -51,13 +51,13 @@ def payloads(draw: st.DrawFn) -> tuple[Payload, Any]:
     )
     payload = build_payload(
         profile.model,
-        told,
+        chosen,
         static_text=static,
         tools=tools,
         settings=CallSettings(extra=extra),
         marks_tools=markers.tools,
-        # Also those that a call of another release has stored.
-        breakpoints=draw(st.sampled_from([markers.messages, tuple(range(len(told)))])),
+        # Also the breakpoints that a call of another release has stored.
+        breakpoints=draw(st.sampled_from([markers.messages, tuple(range(len(chosen)))])),
         cache_seconds=draw(st.sampled_from([SHORT_SECONDS, LONG_SECONDS])),
         static_cache_seconds=draw(st.sampled_from([SHORT_SECONDS, LONG_SECONDS])),
     )
@@ -65,7 +65,7 @@ def payloads(draw: st.DrawFn) -> tuple[Payload, Any]:
 
 
 @given(drawn=payloads())
-def test_four_markers_at_most_and_the_longer_lived_first(drawn: tuple[Payload, Any]) -> None:
+def test_at_most_four_markers_and_longer_lifetimes_first(drawn: tuple[Payload, Any]) -> None:
     payload, profile = drawn
     parameters = build_parameters(payload, profile)
     body = build_extra(payload, parameters) | parameters

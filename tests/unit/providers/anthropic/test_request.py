@@ -1,4 +1,4 @@
-"""Our words come out as Claude's."""
+"""Payloads are translated into requests for Claude."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ from server.providers.anthropic.request import (
     user_message,
 )
 from server.providers.model_profile import find_profile
-from tests.contracts.provider_rig import build_payload
+from tests.contracts.provider_harness import build_payload
 
 MODEL = "claude-fable-5-2"
 PROFILE = find_profile("anthropic", MODEL)
@@ -91,7 +91,7 @@ def test_results_come_in_the_order_of_the_calls() -> None:
     }
 
 
-def test_another_vendors_answer_is_text_and_calls() -> None:
+def test_the_answer_of_another_vendor_is_text_and_calls() -> None:
     blocks: list[Block] = [
         ThinkingBlock(text="secret"),
         TextBlock(text=""),
@@ -111,12 +111,12 @@ def test_another_vendors_answer_is_text_and_calls() -> None:
 
 
 @pytest.mark.parametrize("texts", [[], [""], [" ", "\n"]])
-def test_a_user_task_without_a_word_is_not_an_empty_message(texts: list[str]) -> None:
+def test_a_user_task_without_text_is_not_an_empty_message(texts: list[str]) -> None:
     message = json.loads(user_message([TextBlock(text=text) for text in texts], {}))
     assert message["content"] == [{"type": "text", "text": NOTHING_SAID}]
 
 
-def test_the_dynamic_block_is_a_text_before_the_task_behind_results_or_alone() -> None:
+def test_the_dynamic_block_is_a_text_before_the_task_after_results_or_alone() -> None:
     dynamic = {"type": "text", "text": '{"todos":[]}'}
     task = json.loads(user_message([TextBlock(text="Go.")], {}, dynamic["text"]))
     assert task["content"] == [dynamic, {"type": "text", "text": "Go."}]
@@ -126,18 +126,18 @@ def test_the_dynamic_block_is_a_text_before_the_task_behind_results_or_alone() -
     assert json.loads(dynamic_message(dynamic["text"])) == {"role": "user", "content": [dynamic]}
 
 
-def test_results_are_written_exactly_and_always_alike() -> None:
+def test_results_are_written_exactly_and_deterministically() -> None:
     call = ToolCallBlock(id="a", name="f", arguments={})
     result = ToolResultBlock(tool_call_id="a", output={"b": 1.0, "a": [2**70, None, "\ud800ü"]})
     content = json.loads(tool_message([result], [call]))["content"][0]["content"]
     assert content == '{"b":1.0,"a":[1180591620717411303424,null,"\\ud800ü"]}'
 
 
-def test_half_a_character_is_replaced_in_what_is_sent() -> None:
+def test_a_lone_surrogate_is_replaced_in_what_is_sent() -> None:
     assert json.loads(user_message([TextBlock(text="a\ud83d")], {}))["content"][0]["text"] == "a\ufffd"
 
 
-def test_an_id_that_claude_does_not_take_is_the_same_stand_in_in_call_and_result() -> None:
+def test_an_id_that_claude_rejects_has_the_same_replacement_in_call_and_result() -> None:
     call = ToolCallBlock(id="call|1 ü", name="f", arguments={})
     message = foreign_message([call])
     assert message is not None
@@ -147,7 +147,7 @@ def test_an_id_that_claude_does_not_take_is_the_same_stand_in_in_call_and_result
     assert name_call("toolu_01-A") == "toolu_01-A"
 
 
-def test_an_own_answer_without_thinking_is_otherwise_byte_for_byte_what_it_was() -> None:
+def test_an_own_answer_without_its_thinking_is_otherwise_unchanged() -> None:
     kept = b'{"type":"text","text":"a","note":1.0},{"type":"tool_use","id":"1","name":"f","input":{"b":1E400,"a":1}}'
     thought = b'{"type":"thinking","thinking":"","signature":"s"},{"type":"redacted_thinking","data":"d"}'
     native = b'{"role":"assistant","content":[%s,%s],"extra":{"x":1.50}}'
@@ -173,13 +173,13 @@ def test_the_parameters_are_those_of_the_payload() -> None:
     assert [list(tool) for tool in tools] == [["name", "description", "input_schema"]] * 2
 
 
-def test_additions_do_not_replace_what_is_set_here() -> None:
+def test_extra_parameters_do_not_replace_those_of_the_payload() -> None:
     extra = {"model": "x", "messages": [], "stream": False, "system": "You do harm.", "metadata": {"user_id": "1"}}
     payload = build_payload(MODEL, [], settings=CallSettings(extra=extra))
     assert build_extra(payload, build_parameters(payload, PROFILE)) == {"metadata": {"user_id": "1"}}
 
 
-def test_a_signed_summary_is_asked_for_and_sent_back_under_its_own_release() -> None:
+def test_a_signed_summary_is_requested_and_sent_back_with_its_beta_header() -> None:
     plain = build_payload(MODEL, [b"{}"], settings=CallSettings(extra={"compaction": {"type": "x"}}))
     assert (build_extra(plain, {}), build_headers(plain)) == ({}, {})
     asking = replace(plain, requests_summary=True)
@@ -201,11 +201,11 @@ def test_a_signed_summary_is_asked_for_and_sent_back_under_its_own_release() -> 
         (b"[]", None),
     ],
 )
-def test_only_a_signed_summary_is_one(content: bytes, text: str | None) -> None:
+def test_only_a_compaction_block_is_a_signed_summary(content: bytes, text: str | None) -> None:
     assert signed_summary_text(b'{"role":"assistant","content":%s}' % content) == text
 
 
-def test_what_is_not_asked_for_is_not_sent() -> None:
+def test_parameters_that_are_not_set_are_not_sent() -> None:
     payload = build_payload(MODEL, [], static_text="", tools=(), settings=CallSettings())
     assert set(build_parameters(payload, PROFILE)) == {"model", "max_tokens", "thinking"}
 
@@ -226,17 +226,17 @@ def test_what_is_not_asked_for_is_not_sent() -> None:
         ("claude-sonnet-4-5", {"thinking": "2048"}, {"thinking": {"type": "enabled", "budget_tokens": 2048}}),
     ],
 )
-def test_thinking_is_asked_for_as_the_model_has_it(model: str, settings: dict[str, Any], expected: Any) -> None:
+def test_thinking_is_requested_in_the_form_of_the_model(model: str, settings: dict[str, Any], expected: Any) -> None:
     assert thinking(model, **settings) == expected
 
 
 @pytest.mark.parametrize(("model", "asked"), [(MODEL, "off"), (MODEL, "2048"), ("claude-sonnet-4-5", "high")])
-def test_thinking_that_a_model_does_not_take_is_refused(model: str, asked: str) -> None:
+def test_thinking_that_the_model_does_not_support_is_refused(model: str, asked: str) -> None:
     with pytest.raises(ValidationFailed):
         thinking(model, thinking=asked)
 
 
-def test_messages_without_a_marker_leave_as_they_are() -> None:
+def test_messages_without_a_marker_are_unchanged() -> None:
     assert join_messages(build_payload(MODEL, [b'{"a":1.0}', b'{"b" : 2}']), PROFILE) == b'{"a":1.0},{"b" : 2}'
 
 
@@ -265,7 +265,7 @@ def test_a_block_of_an_unknown_type_gets_no_marker() -> None:
     st.lists(st.integers(0, 12), max_size=9, unique=True).map(sorted),
     st.sampled_from(["", "You help."]),
 )
-def test_there_are_never_more_than_four_markers_and_none_where_none_may_be(
+def test_there_are_at_most_four_markers_and_none_where_none_is_allowed(
     shapes: list[list[str]], breakpoints: list[int], static_text: str
 ) -> None:
     messages = [json.dumps({"role": "user", "content": [block(kind) for kind in kinds]}).encode() for kinds in shapes]
@@ -281,7 +281,7 @@ def test_there_are_never_more_than_four_markers_and_none_where_none_may_be(
     ]
 
 
-def test_the_newest_breakpoints_are_the_ones_that_count() -> None:
+def test_the_newest_breakpoints_are_kept() -> None:
     messages = [json.dumps({"role": "user", "content": [block("text")]}).encode()] * 6
     sent = joined(build_payload(MODEL, messages, breakpoints=(0, 1, 2, 4, 5)))
     assert ["cache_control" in message["content"][0] for message in sent] == [False, False, True, False, True, True]
@@ -304,16 +304,16 @@ THOUGHT_CALL, BARE_CALL = _message("model", "thinking", "tool_use"), _message("m
         ([TASK], []),
         ([TASK, BARE_CALL, RESULTS], [BARE_CALL]),
         ([TASK, THOUGHT_CALL, RESULTS], []),
-        # Without interleaved thinking only the first answer of a loop has any.
+        # Without interleaved thinking only the first answer of a loop has thinking.
         ([TASK, THOUGHT_CALL, RESULTS, BARE_CALL, RESULTS], []),
         ([TASK, BARE_CALL, RESULTS, THOUGHT_CALL, RESULTS], [BARE_CALL]),
-        # A given up call, whose result goes out with the next task.
+        # An abandoned call, whose result is sent with the next task.
         ([TASK, BARE_CALL, RESULTS, TASK], [BARE_CALL]),
         ([TASK, THOUGHT_CALL, RESULTS, TASK], []),
-        # Text beside results may end a loop or not.
+        # Text next to results may end a loop or not.
         ([TASK, THOUGHT_CALL, RESULTS_AND_TEXT, BARE_CALL, RESULTS], [BARE_CALL]),
         ([TASK, BARE_CALL, RESULTS_AND_TEXT, THOUGHT_CALL, RESULTS], [BARE_CALL]),
-        # A loop that is over does not matter.
+        # A loop that has ended does not matter.
         ([TASK, BARE_CALL, RESULTS, _message("model", "text"), TASK], []),
         ([TASK, BARE_CALL, RESULTS, _message("model", "text"), TASK, THOUGHT_CALL, RESULTS], []),
     ],

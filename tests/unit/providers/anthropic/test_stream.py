@@ -1,4 +1,4 @@
-"""Claude's stream means what its documents say."""
+"""The stream of Claude is interpreted as documented."""
 
 import json
 from typing import Any
@@ -78,19 +78,19 @@ def test_an_unknown_stop_reason_is_an_error_stop_with_its_name() -> None:
 
 
 @pytest.mark.parametrize("reason", ["end_turn", "stop_sequence", "tool_use"])
-def test_a_call_makes_it_a_tool_stop(reason: str) -> None:
+def test_a_tool_call_is_a_tool_stop(reason: str) -> None:
     answer = fold_body(body_of(anthropic_events([call("toolu_1", "{}")], reason)))
     assert answer.stop_reason is StopReason.TOOL_USE
 
 
-def test_a_refusal_tells_its_category() -> None:
+def test_a_refusal_has_its_category() -> None:
     answer = fold_body(load("anthropic", "refusal"))
     assert answer.stop_details is not None
     assert answer.stop_details["reason"] == "refusal"
     assert {"type", "explanation"} <= set(answer.stop_details)
 
 
-def test_a_paused_turn_goes_back_as_it_is() -> None:
+def test_a_paused_turn_is_sent_back_unchanged() -> None:
     answer = fold_body(load("anthropic", "server_tools"))
     assert answer.stop_reason is StopReason.PAUSED
     kinds = [block["type"] for block in content(answer)]
@@ -101,11 +101,11 @@ def test_a_paused_turn_goes_back_as_it_is() -> None:
     assert b'"page_age":null,"score":0.50' in answer.native.data
 
 
-def test_a_call_that_the_limit_cut_off_is_shown_and_not_sent_back() -> None:
+def test_a_call_that_the_token_limit_cut_off_is_shown_and_not_sent_back() -> None:
     events, folded = fold(load("anthropic", "max_tokens_in_call"))
     folded.finish()
     answer = folded.answer
-    # The call before it is whole and waits for its result, whatever the provider called the stop.
+    # The call before it is whole and waits for its result, regardless of the stop reason.
     assert (answer.stop_reason, answer.stop_details) == (StopReason.TOOL_USE, {"reason": "max_tokens"})
     assert [type(block) for block in answer.blocks] == [ThinkingBlock, TextBlock, ToolCallBlock, UnknownBlock]
     assert [block["type"] for block in content(answer)] == ["thinking", "text", "tool_use"]
@@ -117,13 +117,13 @@ def test_a_call_that_the_limit_cut_off_is_shown_and_not_sent_back() -> None:
     assert b"_partial_json" not in (answer.native.data if answer.native else b"")
 
 
-def test_a_call_that_has_not_ended_is_no_call_yet() -> None:
+def test_a_call_that_has_not_ended_is_not_a_call_yet() -> None:
     answer = fold_body(load("anthropic", "cut_in_call"))
     assert not any(isinstance(block, ToolCallBlock) for block in answer.blocks)
     assert [block["type"] for block in content(answer)] == ["thinking", "text"]
 
 
-def test_a_call_whose_arguments_are_no_object_is_no_call() -> None:
+def test_a_call_whose_arguments_are_not_an_object_is_dropped() -> None:
     answer = fold_body(body_of(anthropic_events([TEXT, call("toolu_1", "[1]")], "tool_use")))
     assert [type(block) for block in answer.blocks] == [TextBlock, UnknownBlock]
     assert [block["type"] for block in content(answer)] == ["text"]
@@ -131,7 +131,7 @@ def test_a_call_whose_arguments_are_no_object_is_no_call() -> None:
 
 @pytest.mark.parametrize("arguments", ["[1]", '{"a": ', '{"a": 1}}'])
 @pytest.mark.parametrize("reason", ["tool_use", "end_turn", "pause_turn"])
-def test_arguments_that_cannot_be_parsed_are_a_failure_of_their_own(arguments: str, reason: str) -> None:
+def test_arguments_that_cannot_be_parsed_are_a_separate_failure(arguments: str, reason: str) -> None:
     _, folded = fold(body_of(anthropic_events([TEXT, call("toolu_1", "{}"), call("toolu_2", arguments)], reason)))
     with pytest.raises(ProviderCallMalformed):
         folded.finish()
@@ -139,7 +139,7 @@ def test_arguments_that_cannot_be_parsed_are_a_failure_of_their_own(arguments: s
 
 
 @pytest.mark.parametrize("kind", ["thinking", "redacted_thinking"])
-def test_an_answer_of_nothing_but_thinking_is_kept_and_not_sent_back(kind: str) -> None:
+def test_an_answer_of_thinking_alone_is_kept_and_not_sent_back(kind: str) -> None:
     shell = {"type": kind, "thinking": "", "signature": "", "data": "ZGF0YQ=="}
     thinking = shell, [{"type": "signature_delta", "signature": "c2ln"}] if kind == "thinking" else []
     blank = ({"type": "text", "text": ""}, [{"type": "text_delta", "text": " "}])
@@ -155,12 +155,12 @@ def test_the_partial_output_of_a_refusal_is_kept_and_not_sent_back() -> None:
     assert answer.native is None
     text, refused = answer.blocks
     assert text == TextBlock(text="Hi.")
-    # Not a call that anybody should answer.
+    # A client must not answer this call.
     assert isinstance(refused, UnknownBlock)
     assert refused.data["name"] == "f"
 
 
-def test_text_without_a_letter_is_shown_and_not_sent_back() -> None:
+def test_blank_text_is_shown_and_not_sent_back() -> None:
     blank = ({"type": "text", "text": ""}, [{"type": "text_delta", "text": "\n\n"}])
     answer = fold_body(body_of(anthropic_events([blank, call("1", "{}")], "tool_use")))
     assert answer.blocks[0] == TextBlock(text="\n\n")
@@ -189,7 +189,7 @@ def test_a_compaction_keeps_its_signature_and_gets_its_text() -> None:
     assert block == {"type": "compaction", "content": "All of it.", "signature": "c2ln"}
 
 
-def test_a_compaction_in_pieces_keeps_all_that_came_with_it() -> None:
+def test_a_compaction_in_pieces_keeps_all_its_members() -> None:
     begun: dict[str, Any] = {
         "type": "compaction",
         "content": None,
@@ -207,11 +207,11 @@ def test_a_compaction_in_pieces_keeps_all_that_came_with_it() -> None:
     assert b'"future":{"n":1.0}' in answer.native.data
 
 
-def test_a_cache_miss_tells_its_reason() -> None:
+def test_a_cache_miss_has_its_reason() -> None:
     assert fold_body(load("anthropic", "cache_missed")).cache_miss_reason == "tools_changed"
 
 
-def test_what_is_not_known_is_kept_where_it_was() -> None:
+def test_unknown_members_are_kept_in_place() -> None:
     answer = fold_body(load("anthropic", "unknown_everywhere"))
     assert answer.native is not None
     assert content(answer) == [
@@ -222,7 +222,7 @@ def test_what_is_not_known_is_kept_where_it_was() -> None:
     assert b'"list":[1.50]' in answer.native.data
 
 
-def test_an_unknown_delta_does_not_destroy_what_is_there() -> None:
+def test_an_unknown_delta_does_not_change_known_content() -> None:
     block = {"type": "future", "state": {"kept": True}}, [{"type": "future_delta", "state": "new"}]
     assert content(fold_body(body_of(anthropic_events([block], "end_turn")))) == [block[0]]
 
@@ -235,9 +235,9 @@ def test_lists_in_unknown_deltas_accumulate() -> None:
 
 
 @given(st.lists(st.lists(anthropic_blocks(), min_size=1, max_size=3), min_size=1, max_size=4), st.integers(1, 40))
-def test_an_answer_over_several_calls_is_the_answers_one_after_the_other(calls: list[list[Any]], piece: int) -> None:
-    """Blocks, what goes back and the events; the usage is the sum."""
-    # An answer with a client's call waits for its result, and is never paused.
+def test_an_answer_over_several_calls_is_the_concatenation_of_their_answers(calls: list[list[Any]], piece: int) -> None:
+    """This holds for blocks, native messages and events; the usage is the sum."""
+    # An answer with a call of a client tool waits for its result, and is never paused.
     *paused, last = calls
     paused = [[block for block in blocks if block[0]["type"] != "tool_use"] for blocks in paused]
     bodies = [body_of(anthropic_events([*blocks, TEXT], "pause_turn")) for blocks in (*paused, last)]
@@ -255,12 +255,12 @@ def test_an_answer_over_several_calls_is_the_answers_one_after_the_other(calls: 
     assert whole.answer.usage == add_usages([answer.usage for answer in answers])
     has_call = any(isinstance(block, ToolCallBlock) for block in whole.answer.blocks)
     assert whole.answer.stop_reason is (StopReason.TOOL_USE if has_call else StopReason.PAUSED)
-    said = [event for heard, _ in single for event in heard if not isinstance(event, UsageReported)]
-    assert [event for event in events if not isinstance(event, UsageReported)] == said
-    assert len(events) == sum(len(heard) for heard, _ in single)
+    expected = [event for received, _ in single for event in received if not isinstance(event, UsageReported)]
+    assert [event for event in events if not isinstance(event, UsageReported)] == expected
+    assert len(events) == sum(len(received) for received, _ in single)
 
 
-def test_a_continuation_that_says_nothing_is_empty() -> None:
+def test_a_continuation_without_content_is_empty() -> None:
     _, folded = fold(body_of(anthropic_events([TEXT], "pause_turn")))
     folded.continue_answer()
     with pytest.raises(ProviderEmpty):
@@ -270,7 +270,7 @@ def test_a_continuation_that_says_nothing_is_empty() -> None:
         folded.finish()
 
 
-def test_numbers_go_back_as_they_came() -> None:
+def test_numbers_are_sent_back_unchanged() -> None:
     answer = fold_body(load("anthropic", "numbers"))
     assert answer.native is not None
     assert b'"input":' + NUMBERS in answer.native.data
@@ -288,7 +288,7 @@ def test_usage_is_in_disjoint_buckets_that_add_up() -> None:
     assert usage.output_tokens + usage.reasoning_tokens == answer.usage_reported["output_tokens"]
 
 
-def test_counts_that_are_none_are_zero() -> None:
+def test_invalid_counts_are_zero() -> None:
     usage, long = usage_from({"input_tokens": True, "output_tokens": "7", "cache_creation": None})
     assert (usage.input_tokens, usage.output_tokens, long) == (0, 0, 0)
 
@@ -304,7 +304,7 @@ def test_events_follow_the_deltas() -> None:
             assert json.loads("".join(deltas)) == block.arguments
 
 
-def test_an_end_without_a_word_is_empty() -> None:
+def test_an_end_without_content_is_empty() -> None:
     thinking = (
         {"type": "thinking", "thinking": "", "signature": ""},
         [{"type": "signature_delta", "signature": "c2ln"}],
@@ -329,7 +329,7 @@ def test_an_end_without_a_word_is_empty() -> None:
         (body_of([{"type": "error", "error": {"type": "overloaded_error", "message": "No."}}]), ProviderOverloaded),
     ],
 )
-def test_what_is_no_answer_is_a_failure(body: bytes, error: type[ProviderFailed]) -> None:
+def test_an_invalid_stream_is_a_failure(body: bytes, error: type[ProviderFailed]) -> None:
     folded = AnthropicFold()
 
     def read() -> None:
@@ -343,10 +343,10 @@ def test_what_is_no_answer_is_a_failure(body: bytes, error: type[ProviderFailed]
 
 
 @given(st.lists(anthropic_blocks(), max_size=5))
-def test_every_whole_block_goes_back_in_order_with_all_that_it_had(blocks: list[Any]) -> None:
+def test_every_complete_block_is_sent_back_in_order_with_all_its_members(blocks: list[Any]) -> None:
     answer = fold_body(body_of(anthropic_events([*blocks, TEXT], "end_turn")))
     *kept, _ = content(answer)
-    # No provider takes half of a surrogate pair, its own included.
+    # No provider accepts a lone surrogate, not even its own.
     assert kept == make_sendable([block for block in map(grown, blocks) if may_go_back(block)])
 
 
@@ -369,7 +369,7 @@ def may_go_back(block: dict[str, Any]) -> bool:
 
 
 @given(st.text(min_size=1, max_size=40))
-def test_a_signature_goes_back_unchanged_and_has_its_mark(text: str) -> None:
+def test_a_signature_is_sent_back_unchanged_and_has_its_mark(text: str) -> None:
     thinking = (
         {"type": "thinking", "thinking": "", "signature": ""},
         [{"type": "signature_delta", "signature": text}],

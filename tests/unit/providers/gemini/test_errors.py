@@ -1,4 +1,4 @@
-"""What Gemini's errors mean."""
+"""The meaning of the errors of Gemini."""
 
 import pytest
 
@@ -24,7 +24,7 @@ from server.providers.gemini.errors import error_from_body
         ),
     ],
 )
-def test_a_cache_that_is_gone_is_told_from_everything_else(
+def test_a_missing_cache_is_distinguished_from_other_errors(
     status: int, message: str, kind: type[ProviderFailed]
 ) -> None:
     found = error_from_body({"error": {"code": status, "message": message}}, status)

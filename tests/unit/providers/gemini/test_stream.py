@@ -1,4 +1,4 @@
-"""Gemini's stream means what its documents say."""
+"""The stream of Gemini is interpreted as documented."""
 
 import base64
 import json
@@ -38,7 +38,7 @@ def body_of(*documents: Any) -> bytes:
     return b"".join(b"data: " + json.dumps(document).encode() + b"\r\n\r\n" for document in documents)
 
 
-def said(*parts: dict[str, Any], finish: str | None = "STOP", **more: Any) -> dict[str, Any]:
+def chunk_of(*parts: dict[str, Any], finish: str | None = "STOP", **more: Any) -> dict[str, Any]:
     return gemini_chunk(list(parts), finish, more)
 
 
@@ -59,7 +59,7 @@ def finish(*documents: Any) -> ProviderAnswer:
 @pytest.mark.parametrize(("reason", "stop_reason"), STOP_REASONS.items())
 def test_every_finish_reason_has_its_meaning(reason: str, stop_reason: StopReason) -> None:
     fold = GeminiFold()
-    for _ in fold.feed(body_of(said({"text": "Hi."}, finish=reason, finishMessage="Because."))):
+    for _ in fold.feed(body_of(chunk_of({"text": "Hi."}, finish=reason, finishMessage="Because."))):
         pass
     answer = fold.answer
     assert answer.stop_reason is stop_reason
@@ -74,13 +74,13 @@ def test_the_documented_finish_reasons_are_all_there() -> None:
 
 
 def test_an_unknown_finish_reason_is_an_error_stop_with_its_name() -> None:
-    answer = finish(said({"text": "Hi."}, finish="BORED"))
+    answer = finish(chunk_of({"text": "Hi."}, finish="BORED"))
     assert answer.stop_reason is StopReason.ERROR
     assert answer.stop_details == {"reason": "BORED"}
 
 
-def test_a_call_makes_it_a_tool_stop() -> None:
-    assert finish(said({"functionCall": {"id": "1", "name": "f"}})).stop_reason is StopReason.TOOL_USE
+def test_a_tool_call_is_a_tool_stop() -> None:
+    assert finish(chunk_of({"functionCall": {"id": "1", "name": "f"}})).stop_reason is StopReason.TOOL_USE
 
 
 @pytest.mark.parametrize("reason", ["SAFETY", "OTHER", "BLOCKLIST", "PROHIBITED_CONTENT", "IMAGE_SAFETY", "NEW"])
@@ -93,33 +93,33 @@ def test_a_blocked_prompt_is_a_refusal(reason: str) -> None:
 
 def test_a_stop_with_thoughts_alone_is_empty() -> None:
     with pytest.raises(ProviderEmpty):
-        finish(said({"text": "Hm.", "thought": True}, {"text": "", "thoughtSignature": "c2ln"}))
+        finish(chunk_of({"text": "Hm.", "thought": True}, {"text": "", "thoughtSignature": "c2ln"}))
 
 
-def test_a_limit_with_thoughts_alone_is_no_failure() -> None:
-    answer = finish(said({"text": "Hm.", "thought": True}, finish="MAX_TOKENS"))
+def test_a_token_limit_with_thoughts_alone_is_no_failure() -> None:
+    answer = finish(chunk_of({"text": "Hm.", "thought": True}, finish="MAX_TOKENS"))
     assert answer.stop_reason is StopReason.LENGTH
 
 
-def test_an_answer_of_nothing_but_thoughts_is_kept_and_not_sent_back() -> None:
+def test_an_answer_of_thoughts_alone_is_kept_and_not_sent_back() -> None:
     thoughts = {"text": "Hm.", "thought": True}, {"text": "", "thoughtSignature": "c2ln"}
-    answer = finish(said(*thoughts, finish="MAX_TOKENS"))
+    answer = finish(chunk_of(*thoughts, finish="MAX_TOKENS"))
     assert [type(block) for block in answer.blocks] == [ThinkingBlock, TextBlock]
     assert answer.native is None
 
 
 def test_the_partial_output_of_a_refusal_is_kept_and_not_sent_back() -> None:
-    answer = finish(said({"text": "Hi."}, {"functionCall": {"id": "1", "name": "f"}}, finish="SAFETY"))
+    answer = finish(chunk_of({"text": "Hi."}, {"functionCall": {"id": "1", "name": "f"}}, finish="SAFETY"))
     assert answer.stop_reason is StopReason.REFUSAL
     assert answer.native is None
-    # Not a call that anybody should answer.
+    # A client must not answer this call.
     assert [type(block) for block in answer.blocks] == [TextBlock, UnknownBlock]
 
 
 @pytest.mark.parametrize("parts", [[], [{"text": "Hi."}]], ids=["nothing", "text"])
-def test_a_call_that_gemini_could_not_parse_is_a_failure_of_its_own(parts: list[dict[str, Any]]) -> None:
+def test_a_call_that_gemini_could_not_parse_is_a_separate_failure(parts: list[dict[str, Any]]) -> None:
     with pytest.raises(ProviderCallMalformed) as failed:
-        finish(said(*parts, finish="MALFORMED_FUNCTION_CALL", finishMessage="print(get_weather("))
+        finish(chunk_of(*parts, finish="MALFORMED_FUNCTION_CALL", finishMessage="print(get_weather("))
     assert failed.value.details["provider_message"] == "print(get_weather("
     assert failed.value.details["provider_status"] == "MALFORMED_FUNCTION_CALL"
 
@@ -128,23 +128,23 @@ def test_a_call_that_gemini_could_not_parse_is_a_failure_of_its_own(parts: list[
     ("body", "error"),
     [
         (b"", ProviderEmpty),
-        (body_of(said({"text": "Hi."}, finish=None)), ProviderEndedEarly),
-        (body_of(said({"text": "Hi."}))[:-2], ProviderEndedEarly),
+        (body_of(chunk_of({"text": "Hi."}, finish=None)), ProviderEndedEarly),
+        (body_of(chunk_of({"text": "Hi."}))[:-2], ProviderEndedEarly),
         (b"data: {\r\n\r\n", ProviderMalformed),
         (b"data: \xff\r\n\r\n", ProviderMalformed),
         (b"data: []\r\n\r\n", ProviderMalformed),
         (b"data: " + b"[" * 200_000 + b"\r\n\r\n", ProviderMalformed),
         (body_of({"candidates": [7]}), ProviderMalformed),
-        (body_of(said("no part")), ProviderMalformed),  # type: ignore[arg-type]
-        (body_of(said({"functionCall": {"id": {"a": 1}, "name": "f"}})), ProviderMalformed),
-        (body_of(said({"functionCall": {"id": "1", "name": "f", "args": [1]}})), ProviderMalformed),
-        (body_of(said({"inlineData": {"mimeType": "image/png", "data": "%%%"}})), ProviderMalformed),
-        (body_of(said({"inlineData": {"mimeType": "image/png", "data": ["QQ=="]}})), ProviderMalformed),
-        (body_of(said({"executableCode": "1"})), ProviderMalformed),
+        (body_of(chunk_of("no part")), ProviderMalformed),  # type: ignore[arg-type]
+        (body_of(chunk_of({"functionCall": {"id": {"a": 1}, "name": "f"}})), ProviderMalformed),
+        (body_of(chunk_of({"functionCall": {"id": "1", "name": "f", "args": [1]}})), ProviderMalformed),
+        (body_of(chunk_of({"inlineData": {"mimeType": "image/png", "data": "%%%"}})), ProviderMalformed),
+        (body_of(chunk_of({"inlineData": {"mimeType": "image/png", "data": ["QQ=="]}})), ProviderMalformed),
+        (body_of(chunk_of({"executableCode": "1"})), ProviderMalformed),
         (body_of({"error": {"code": 503, "message": "No.", "status": "UNAVAILABLE"}}), ProviderOverloaded),
     ],
 )
-def test_what_is_no_answer_is_a_failure(body: bytes, error: type[ProviderFailed]) -> None:
+def test_an_invalid_stream_is_a_failure(body: bytes, error: type[ProviderFailed]) -> None:
     fold = GeminiFold()
 
     def read() -> None:
@@ -159,7 +159,7 @@ def test_what_is_no_answer_is_a_failure(body: bytes, error: type[ProviderFailed]
 
 @pytest.mark.parametrize("data", ["QUI=", "QUI", "-_8", ""])
 def test_inline_data_in_any_alphabet_of_base64_is_kept(data: str) -> None:
-    answer = finish(said({"inlineData": {"mimeType": "image/png", "data": data}}))
+    answer = finish(chunk_of({"inlineData": {"mimeType": "image/png", "data": data}}))
     assert answer.native is not None
     assert f'"data":"{data}"'.encode() in answer.native.data
 
@@ -174,7 +174,7 @@ def test_usage_is_in_disjoint_buckets_that_add_up_to_the_total() -> None:
     assert total == answer.usage_reported["totalTokenCount"]
 
 
-def test_counts_that_are_none_are_zero() -> None:
+def test_invalid_counts_are_zero() -> None:
     reported = {"promptTokenCount": True, "candidatesTokenCount": "7", "thoughtsTokenCount": Number("1.5")}
     assert usage_from(reported) == Usage()
     assert usage_from({"candidatesTokenCount": Number("7")}) == Usage(output_tokens=7)
@@ -183,7 +183,8 @@ def test_counts_that_are_none_are_zero() -> None:
 def test_the_last_usage_counts() -> None:
     first, last = {"promptTokenCount": 5, "candidatesTokenCount": 1}, {"promptTokenCount": 5, "candidatesTokenCount": 9}
     answer = finish(
-        said({"text": "a"}, finish=None) | {"usageMetadata": first}, said({"text": "b"}) | {"usageMetadata": last}
+        chunk_of({"text": "a"}, finish=None) | {"usageMetadata": first},
+        chunk_of({"text": "b"}) | {"usageMetadata": last},
     )
     assert answer.usage.output_tokens == 9
     assert answer.usage_reported == last
@@ -206,25 +207,25 @@ def test_calls_without_ids_get_the_same_ids_from_the_same_bytes() -> None:
     assert len(set(ids)) == len(ids) == 2
     assert fold_body(body) == answer
     assert all(block.is_id_ours for block in answer.blocks if isinstance(block, ToolCallBlock))
-    # Gemini knows nothing of them: what it did not give, it does not get back.
+    # Gemini has not sent these ids, so they are not sent back.
     assert ["id" in part["functionCall"] for part in native_parts(answer) if "functionCall" in part] == [False] * 2
 
 
 @pytest.mark.parametrize("given_id", ["", None])
 def test_an_empty_id_is_no_id(given_id: str | None) -> None:
-    (block,) = finish(said({"functionCall": {"id": given_id, "name": "f", "args": {}}})).blocks
+    (block,) = finish(chunk_of({"functionCall": {"id": given_id, "name": "f", "args": {}}})).blocks
     assert isinstance(block, ToolCallBlock)
     assert block.id.startswith("call_")
     assert block.is_id_ours
 
 
-def test_two_equal_calls_in_one_chunk_get_ids_of_their_own() -> None:
+def test_two_equal_calls_in_one_chunk_get_different_ids() -> None:
     call = {"functionCall": {"name": "f", "args": {}}}
-    blocks = finish(said(call, call)).blocks
+    blocks = finish(chunk_of(call, call)).blocks
     assert len({block.id for block in blocks if isinstance(block, ToolCallBlock)}) == 2
 
 
-def test_signed_parts_stay_alone_and_plain_neighbours_are_joined() -> None:
+def test_signed_parts_stay_alone_and_adjacent_plain_parts_are_joined() -> None:
     answer = fold_body(load("gemini", "signed_texts"))
     assert native_parts(answer) == [
         {"text": "One two."},
@@ -238,7 +239,7 @@ def test_signed_parts_stay_alone_and_plain_neighbours_are_joined() -> None:
     assert [isinstance(block, TextBlock) for block in answer.blocks] == [True] * 7
 
 
-def test_parts_of_kinds_that_are_not_known_are_kept_in_their_places() -> None:
+def test_parts_of_unknown_kinds_are_kept_in_place() -> None:
     answer = fold_body(load("gemini", "server_tools"))
     kinds = [next(iter(part)) for part in native_parts(answer)]
     assert kinds == ["text", "toolCall", "toolResponse", "executableCode", "codeExecutionResult", "text"]
@@ -247,7 +248,7 @@ def test_parts_of_kinds_that_are_not_known_are_kept_in_their_places() -> None:
     assert b'"futureField":[1.0]' in answer.native.data
 
 
-def test_numbers_go_back_as_they_came() -> None:
+def test_numbers_are_sent_back_unchanged() -> None:
     answer = fold_body(load("gemini", "numbers"))
     assert answer.native is not None
     assert b'"args":' + NUMBERS in answer.native.data
@@ -255,11 +256,11 @@ def test_numbers_go_back_as_they_came() -> None:
 
 
 @given(gemini_chunks)
-def test_every_part_goes_back_in_order_with_all_that_it_had(chunks: list[list[dict[str, Any]]]) -> None:
-    # No provider takes half of a surrogate pair, its own included.
+def test_every_part_is_sent_back_in_order_with_all_its_members(chunks: list[list[dict[str, Any]]]) -> None:
+    # No provider accepts a lone surrogate, not even its own.
     sent = make_sendable([part for parts in chunks for part in parts])
     last = {"text": "Bye.", "futureField": 1}
-    answer = fold_body(body_of(*(said(*parts, finish=None) for parts in chunks), said(last)))
+    answer = fold_body(body_of(*(chunk_of(*parts, finish=None) for parts in chunks), chunk_of(last)))
     kept = native_parts(answer)
     assert unjoined(kept) == unjoined([*sent, last])
     assert [part for part in kept if "thoughtSignature" in part] == [
@@ -268,7 +269,7 @@ def test_every_part_goes_back_in_order_with_all_that_it_had(chunks: list[list[di
 
 
 def unjoined(parts: list[dict[str, Any]]) -> list[Any]:
-    """Plain texts as single letters, so that where they were joined makes no difference."""
+    """Plain texts as single letters, so that the places where they were joined make no difference."""
     letters: list[Any] = []
     for part in parts:
         plain = set(part) == {"text"} or (set(part) == {"text", "thought"})
@@ -277,18 +278,18 @@ def unjoined(parts: list[dict[str, Any]]) -> list[Any]:
 
 
 @given(st.binary(min_size=1, max_size=80))
-def test_a_signature_has_one_mark_in_either_alphabet(data: bytes) -> None:
+def test_a_signature_has_the_same_mark_in_both_alphabets(data: bytes) -> None:
     standard, urlsafe = base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode()
     spellings = [standard, urlsafe, standard.rstrip("="), urlsafe.rstrip("=")]
     assert len({mark_signature(text) for text in spellings}) == 1
     for text in spellings:
         assert decode_signature(text) == data
-        answer = finish(said({"text": "a", "thoughtSignature": text}))
+        answer = finish(chunk_of({"text": "a", "thoughtSignature": text}))
         assert native_parts(answer) == [{"text": "a", "thoughtSignature": text}]
 
 
 @pytest.mark.parametrize("text", ["no base64!", "ab cd", "\ud800", "ä", "a"])
-def test_what_is_no_base64_has_a_mark_too(text: str) -> None:
+def test_invalid_base64_has_a_mark_too(text: str) -> None:
     mark = mark_signature(text)
     assert mark is not None
     assert mark == mark_signature(text)
@@ -297,7 +298,7 @@ def test_what_is_no_base64_has_a_mark_too(text: str) -> None:
     assert mark_signature(7) is None
 
 
-def test_text_events_are_the_text() -> None:
+def test_the_text_events_add_up_to_the_text() -> None:
     fold = GeminiFold()
     events = [*fold.feed(load("gemini", "text"))]
     text = "".join(event.text for event in events if isinstance(event, TextDelta))

@@ -1,4 +1,4 @@
-"""Streams as the two providers might send them, made up."""
+"""Generated streams in the formats of the two providers."""
 
 import base64
 import json
@@ -84,7 +84,7 @@ gemini_bodies = st.builds(
 
 @st.composite
 def anthropic_blocks(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """How a block begins, and its deltas."""
+    """The start of a block and its deltas."""
     more = draw(unknown)
     match draw(st.sampled_from(["text", "thinking", "redacted_thinking", "tool_use", "future"])):
         case "text":

@@ -1,4 +1,4 @@
-"""Error responses: whatever their bytes are, they mean a failure of the provider, and what it said is passed on."""
+"""Any error response is a failure of the provider, and its message is passed on."""
 
 import json
 from datetime import UTC, datetime
@@ -83,14 +83,14 @@ def test_any_json_is_a_failure_of_the_provider(vendor: str, status: int, body: A
         ("gemini", 429, "Your prepayment credits are depleted. Please go to AI Studio to manage your billing."),
     ],
 )
-def test_no_money_is_told_as_what_it_is(vendor: str, status: int, message: str) -> None:
+def test_an_exhausted_balance_is_reported_as_such(vendor: str, status: int, message: str) -> None:
     failure = READERS[vendor](recording(status, refusal(vendor, status, message)))
     assert type(failure) is ProviderQuotaExceeded
     assert failure.details["provider_message"] == message
 
 
 @pytest.mark.parametrize("vendor", READERS)
-def test_a_refusal_that_mentions_money_for_another_reason_stays_one(vendor: str) -> None:
+def test_a_refusal_that_mentions_money_for_another_reason_is_a_refusal(vendor: str) -> None:
     message = "messages.0: the tool `get_credit_balance` has no description."
     assert type(READERS[vendor](recording(400, refusal(vendor, 400, message)))) is ProviderRejected
 
@@ -128,7 +128,7 @@ FULL: Final = refusal("anthropic", 529, "Full.", "overloaded_error")
         ("gemini", b"<html>", {"retry_after": "4"}, ProviderUnavailable, 4),
     ],
 )
-def test_the_providers_delay_is_passed_on_whatever_the_failure(
+def test_the_delay_of_the_provider_is_passed_on_for_every_failure(
     vendor: str, body: bytes, headers: dict[str, str], kind: type[ProviderFailed], delay: float
 ) -> None:
     status = 502 if body == b"<html>" else 503
@@ -153,23 +153,25 @@ def test_the_providers_delay_is_passed_on_whatever_the_failure(
         ("Wed, 99 Nov 2026 00:00:30 GMT", None),
     ],
 )
-def test_a_delay_is_a_number_that_anybody_can_wait_for(text: str, seconds: float | None) -> None:
+def test_a_delay_is_a_finite_number(text: str, seconds: float | None) -> None:
     assert read_retry_after({"retry-after": text}, NOW) == seconds
 
 
-def test_a_message_is_bounded_and_holds_neither_keys_nor_control_characters() -> None:
+def test_a_message_is_bounded_and_contains_neither_keys_nor_control_characters() -> None:
     key = "AIzaSyA-0123456789abcdefghijklmnopqrstu"
-    told = clean_message(f"API key not valid: {key} \x1b[31m\ud800 sk-ant-api03-abcdefghijklmnopqrstuv " + "x" * 5000)
-    assert key not in told
-    assert "abcdefghijklmnop" not in told
-    assert "\x1b" not in told
-    assert len(told) == MAX_MESSAGE_LENGTH
-    told.encode()
+    cleaned = clean_message(
+        f"API key not valid: {key} \x1b[31m\ud800 sk-ant-api03-abcdefghijklmnopqrstuv " + "x" * 5000
+    )
+    assert key not in cleaned
+    assert "abcdefghijklmnop" not in cleaned
+    assert "\x1b" not in cleaned
+    assert len(cleaned) == MAX_MESSAGE_LENGTH
+    cleaned.encode()
     assert clean_message({"no": "text"}) == ""
 
 
 @given(st.text(max_size=3000))
 def test_any_message_can_be_passed_on(text: str) -> None:
-    told = clean_message(text)
-    assert len(told) <= MAX_MESSAGE_LENGTH
-    told.encode()
+    cleaned = clean_message(text)
+    assert len(cleaned) <= MAX_MESSAGE_LENGTH
+    cleaned.encode()

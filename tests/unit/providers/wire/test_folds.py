@@ -1,4 +1,6 @@
-"""Both folds give the same events and the same answer, however the bytes are cut, and never break on what comes."""
+"""Both folds give the same events and the same answer for any split of the bytes, and never fail on unexpected
+input.
+"""
 
 import json
 from collections.abc import Callable
@@ -45,7 +47,7 @@ def test_every_recording_is_in_the_catalogue() -> None:
 
 
 @pytest.mark.parametrize("recorded", RECORDINGS, ids=str)
-def test_a_recording_ends_as_the_catalogue_says(recorded: Recorded) -> None:
+def test_a_recording_ends_as_the_catalogue_states(recorded: Recorded) -> None:
     build, fold_body = FOLDS[recorded.vendor]
     events, answer, failure = run(build(), [recorded.body])
     assert failure is recorded.failure
@@ -60,7 +62,7 @@ def test_a_recording_ends_as_the_catalogue_says(recorded: Recorded) -> None:
 @pytest.mark.parametrize("recorded", RECORDINGS, ids=str)
 @settings(max_examples=12)
 @given(data=st.data())
-def test_any_split_of_a_recording_means_the_same(recorded: Recorded, data: st.DataObject) -> None:
+def test_any_split_of_a_recording_gives_the_same_answer(recorded: Recorded, data: st.DataObject) -> None:
     build, _ = FOLDS[recorded.vendor]
     assert run(build(), data.draw(split(recorded.body))) == run(build(), [recorded.body])
 
@@ -68,7 +70,7 @@ def test_any_split_of_a_recording_means_the_same(recorded: Recorded, data: st.Da
 @pytest.mark.parametrize("recorded", RECORDINGS, ids=str)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_every_beginning_of_a_recording_is_an_answer(recorded: Recorded, data: st.DataObject) -> None:
+def test_every_beginning_of_a_recording_gives_an_answer(recorded: Recorded, data: st.DataObject) -> None:
     _, fold_body = FOLDS[recorded.vendor]
     answer = fold_body(recorded.body[: data.draw(st.integers(0, len(recorded.body)))])
     if answer.native is not None:
@@ -77,7 +79,7 @@ def test_every_beginning_of_a_recording_is_an_answer(recorded: Recorded, data: s
 
 @pytest.mark.parametrize("vendor", FOLDS)
 @given(data=st.data())
-def test_any_split_of_any_stream_means_the_same(vendor: str, data: st.DataObject) -> None:
+def test_any_split_of_any_stream_gives_the_same_answer(vendor: str, data: st.DataObject) -> None:
     build, fold_body = FOLDS[vendor]
     body = data.draw(BODIES[vendor])
     whole = run(build(), [body])
@@ -88,7 +90,7 @@ def test_any_split_of_any_stream_means_the_same(vendor: str, data: st.DataObject
 @pytest.mark.parametrize("vendor", FOLDS)
 @settings(max_examples=150)
 @given(data=st.data())
-def test_nothing_that_is_json_breaks_a_fold(vendor: str, data: st.DataObject) -> None:
+def test_no_json_breaks_a_fold(vendor: str, data: st.DataObject) -> None:
     build, _ = FOLDS[vendor]
     documents = data.draw(st.lists(mutated(vendor), max_size=4))
     body = b"".join(b"data: " + json.dumps(document).encode() + b"\n\n" for document in documents)
@@ -96,7 +98,7 @@ def test_nothing_that_is_json_breaks_a_fold(vendor: str, data: st.DataObject) ->
 
 
 def mutated(vendor: str) -> st.SearchStrategy[Any]:
-    """An event of a recording with something else in one of its places."""
+    """An event of a recording with one value replaced."""
     frames = [
         json.loads(line.removeprefix(b"data: "))
         for one in RECORDINGS

@@ -1,4 +1,4 @@
-"""Server-sent events come out the same however the bytes are cut."""
+"""Server-sent events are the same for any split of the bytes."""
 
 import pytest
 from hypothesis import given, settings
@@ -50,14 +50,14 @@ def test_comments_and_other_fields_are_no_frames() -> None:
     assert read(b": hello\n\nid: 7\nretry: 10\n\nevent: x\n\n") == ([], False)
 
 
-def test_a_record_without_its_blank_line_is_no_frame_but_a_rest() -> None:
+def test_a_record_without_its_blank_line_is_a_remainder_and_no_frame() -> None:
     assert read(b"data: 1\n\ndata: 2\n") == ([Frame(event="", data=b"1")], True)
     assert read(b"data: 1\n\nda") == ([Frame(event="", data=b"1")], True)
     assert read(b"data: 1\r\n\r") == ([], True)
     assert read(b"") == ([], False)
 
 
-def test_data_is_given_as_it_came_even_if_it_is_no_text() -> None:
+def test_data_is_unchanged_even_if_it_is_not_text() -> None:
     assert read(b"data: \xff\xfe\n\n") == ([Frame(event="", data=b"\xff\xfe")], False)
 
 

@@ -1,7 +1,7 @@
-"""Whatever bytes a provider sends: a fold gives a well-formed answer or raises a failure of the provider with a code.
+"""For any bytes that a provider sends, a fold gives a well-formed answer or raises a provider failure with a code.
 
 Recorded streams are damaged: values are replaced by hostile ones, frames are dropped, repeated, moved and spliced from
-another stream, bytes are cut and changed. What comes out has to be storable, sendable to clients and to the provider.
+another stream, bytes are cut and changed. The result has to be storable, and sendable to clients and to the provider.
 """
 
 import json
@@ -168,7 +168,7 @@ def damaged(draw: st.DrawFn, vendor: Vendor) -> bytes:
 @pytest.mark.parametrize("vendor", VENDORS, ids=lambda vendor: vendor.name)
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_any_damage_is_an_answer_or_a_failure_of_the_provider(vendor: Vendor, data: st.DataObject) -> None:
+def test_any_damage_gives_an_answer_or_a_failure_of_the_provider(vendor: Vendor, data: st.DataObject) -> None:
     assert_sound(vendor, data.draw(damaged(vendor)))
 
 
@@ -229,7 +229,9 @@ def test_only_a_few_frames_of_a_stream_are_unusual(vendor: Vendor, monkeypatch: 
 @pytest.mark.slow
 @pytest.mark.parametrize("vendor", VENDORS, ids=lambda vendor: vendor.name)
 def test_each_value_of_each_recording_may_be_hostile(vendor: Vendor) -> None:
-    """Every place once, with one hostile value after the other: a seeded walk through what the property samples."""
+    """Replace every value once, with one hostile value after the other: a seeded subset of what the property
+    samples.
+    """
     turn = 0
     for body in vendor.bodies:
         documents = documents_of(body)
@@ -244,5 +246,5 @@ def test_each_value_of_each_recording_may_be_hostile(vendor: Vendor) -> None:
 
 @given(body=st.binary(max_size=200))
 @pytest.mark.parametrize("vendor", VENDORS, ids=lambda vendor: vendor.name)
-def test_any_bytes_at_all(vendor: Vendor, body: bytes) -> None:
+def test_any_bytes_give_an_answer_or_a_failure(vendor: Vendor, body: bytes) -> None:
     assert_sound(vendor, body)

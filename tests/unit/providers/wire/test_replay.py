@@ -1,4 +1,4 @@
-"""Stored bytes through the real SDKs give the same answer as the network did."""
+"""Stored bytes give the same answer through the real SDKs as the network did."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -33,7 +33,7 @@ def payload(provider: Provider) -> Payload:
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids="-".join)
 @pytest.mark.parametrize("size", [7, 10**6], ids=["in crumbs", "at once"])
-async def test_stored_bytes_through_the_sdk_are_the_same_answer(recording: tuple[str, str], size: int) -> None:
+async def test_stored_bytes_give_the_same_answer_through_the_sdk(recording: tuple[str, str], size: int) -> None:
     body = RECORDINGS[recording]
     pieces = [body[start : start + size] for start in range(0, len(body), size)]
     provider = build(recording[0], ReplayingTransport([StoredAnswer(status=200, pieces=pieces)]))
@@ -43,7 +43,7 @@ async def test_stored_bytes_through_the_sdk_are_the_same_answer(recording: tuple
     await provider.close()
     assert stream.state in {StreamState.COMPLETE, StreamState.FAILED}
     assert stream.answer == provider.fold_body(body)
-    # A stream that fails is read no further.
+    # A failed stream is not read any further.
     assert body.startswith(stream.record.body)
 
 
@@ -64,7 +64,7 @@ async def test_a_request_without_a_stored_answer_is_unreachable(vendor: str) -> 
     await provider.close()
 
 
-async def test_a_stored_error_is_the_same_error_again() -> None:
+async def test_a_stored_error_gives_the_same_error() -> None:
     body = b'{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}'
     transport = ReplayingTransport([StoredAnswer(status=529, pieces=(body,))])
     provider = build("anthropic", transport)

@@ -1,4 +1,4 @@
-"""The transport keeps every byte, and sends what it was told to send."""
+"""The transport records every byte, and sends exactly what it is given."""
 
 import asyncio
 import gzip
@@ -136,7 +136,7 @@ async def test_a_cut_leaves_what_had_come() -> None:
         assert wire.slots.in_use == 0
 
 
-async def test_silence_is_a_time_out_and_leaves_what_had_come() -> None:
+async def test_silence_is_a_timeout_and_leaves_what_had_arrived() -> None:
     watch = Watch(Replay(pieces=PIECES[:1], hold=True))
     async with wire_to(watch) as wire:
         exchange, recording = await wire.open()
@@ -147,7 +147,7 @@ async def test_silence_is_a_time_out_and_leaves_what_had_come() -> None:
         await asyncio.wait_for((await watch.next_visit()).wait(), PATIENCE_SECONDS)
 
 
-async def test_closing_leaves_what_had_come_and_tells_the_peer() -> None:
+async def test_closing_leaves_what_had_arrived_and_disconnects_from_the_peer() -> None:
     watch = Watch(Replay(pieces=PIECES[:1], hold=True))
     async with wire_to(watch) as wire:
         exchange, recording = await wire.open()
@@ -171,7 +171,7 @@ async def test_a_reader_is_woken_when_another_task_closes() -> None:
             await asyncio.wait_for(reading, PATIENCE_SECONDS)
 
 
-async def test_the_connection_is_used_again_after_a_whole_answer() -> None:
+async def test_the_connection_is_reused_after_a_complete_answer() -> None:
     app = Replay(pieces=PIECES)
     async with wire_to(app) as wire:
         for _ in range(3):
@@ -181,7 +181,7 @@ async def test_the_connection_is_used_again_after_a_whole_answer() -> None:
         assert len(set(app.ports)) == 1
 
 
-async def test_the_connection_is_not_used_again_after_a_close() -> None:
+async def test_the_connection_is_not_reused_after_a_close() -> None:
     app = Replay(pieces=PIECES, hold=True)
     async with wire_to(app) as wire:
         for _ in range(2):
@@ -239,7 +239,7 @@ async def test_no_compression_is_asked_for_and_what_comes_is_kept_as_it_comes() 
         assert gzip.decompress(call.recording.body) == b"data: 1\n\n"
 
 
-async def test_headers_of_the_caller_arrive_and_none_is_made_up() -> None:
+async def test_headers_of_the_caller_arrive_and_none_is_added() -> None:
     app = Replay(pieces=PIECES)
     async with client_of(app) as client:
         await client.post("/call?alt=sse&q=%20a%2Fb", content=b"{}", headers={"x-one": "1", "user-agent": "u"})
@@ -249,7 +249,7 @@ async def test_headers_of_the_caller_arrive_and_none_is_made_up() -> None:
         assert (request.headers["x-one"], request.headers["user-agent"], request.body) == ("1", "u", b"{}")
 
 
-async def test_a_large_body_arrives_whole_with_its_length_and_no_header_is_made_up() -> None:
+async def test_a_large_body_arrives_whole_with_its_length_and_no_header_is_added() -> None:
     app = Replay(pieces=PIECES)
     body = bytes(range(256)) * 20_000
     async with client_of(app) as client:
@@ -268,7 +268,7 @@ async def test_a_request_without_a_body_has_none() -> None:
         assert app.requests[0].body == b""
 
 
-async def test_a_host_that_nobody_listens_on_is_unreachable() -> None:
+async def test_a_host_without_a_listener_is_unreachable() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         async with httpx2.AsyncClient(transport=WireTransport(LIMITS)) as client:

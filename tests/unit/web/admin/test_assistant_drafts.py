@@ -1,4 +1,4 @@
-"""From the fields of the editor to a definition."""
+"""The fields of the editor are converted to a definition."""
 
 from typing import Any
 
@@ -17,20 +17,20 @@ def saved(**changes: Any) -> Assistant:
 
 
 def sent(assistant: Assistant, **changes: str) -> dict[str, str]:
-    """What a browser sends of the form: its line ends are those of Windows."""
+    """The form data that a browser sends, with its CRLF line endings."""
     fields = {**open_draft(assistant, assistant, "").fields, **changes}
     return {name: text.replace("\n", "\r\n") for name, text in fields.items()}
 
 
 @given(roles=st.text() | st.just(NASTY) | st.just("a\r\nb\n"), value=st.text() | st.just(NASTY))
-def test_a_form_that_nobody_touched_changes_nothing(roles: str, value: str) -> None:
+def test_an_unchanged_form_changes_nothing(roles: str, value: str) -> None:
     assistant = saved(instructions=Instructions(roles=roles), variables={"value": value})
     draft = read_draft(assistant, sent(assistant))
     assert draft.definition == assistant.definition
     assert draft.problems == ()
 
 
-def test_what_was_written_is_taken_with_the_line_ends_that_the_text_has() -> None:
+def test_an_edited_text_keeps_its_line_endings() -> None:
     assistant = saved(instructions=Instructions(roles="a\r\nb", procedure="c"))
     draft = read_draft(assistant, sent(assistant, roles="a\nb\nmine", procedure="d\ne", variables='{"b": 1, "a": 2}'))
     assert draft.definition.instructions == Instructions(roles="a\r\nb\r\nmine", procedure="d\ne")
@@ -48,9 +48,7 @@ def test_what_was_written_is_taken_with_the_line_ends_that_the_text_has() -> Non
         ({"args": "{"}, "args", 1),
     ],
 )
-def test_a_field_that_cannot_be_taken_is_named_with_its_line(
-    changes: dict[str, str], field: str, line: int | None
-) -> None:
+def test_an_invalid_field_is_named_with_its_line(changes: dict[str, str], field: str, line: int | None) -> None:
     assistant = saved()
     [problem] = read_draft(assistant, sent(assistant, **changes)).problems
     assert (problem.template, problem.line) == (field, line)
@@ -64,14 +62,14 @@ def test_a_text_that_cannot_be_shown_cannot_be_changed() -> None:
     assert draft.fields["roles"] == "mine"
 
 
-def test_over_a_newer_version_only_what_was_touched_is_kept() -> None:
+def test_on_top_of_a_newer_version_only_edited_fields_are_kept() -> None:
     base, newest = saved(), saved(instructions=Instructions(roles="Theirs.", constraints="Theirs."))
     moved = rebase(sent(base, roles="Mine."), base, newest)
     assert read_draft(newest, moved).definition.instructions == Instructions(roles="Mine.", constraints="Theirs.")
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "x", "9" * 30, "\u0663"])
-def test_a_form_of_no_version_is_refused(text: str) -> None:
+def test_a_form_without_a_version_is_refused(text: str) -> None:
     with pytest.raises(BodyMalformed):
         read_version({"base_version": text})
 

@@ -31,13 +31,13 @@ def test_json_that_fits_is_whole_and_reads_as_the_value(value: Any) -> None:
     assert json.loads(render_whole([value])) == [value]
 
 
-def test_deep_json_is_cut_in_an_excerpt_and_whole_in_a_download() -> None:
+def test_deeply_nested_json_is_cut_in_an_excerpt_and_complete_in_a_download() -> None:
     excerpt = excerpt_value(nested(190), limit=6000)
     assert excerpt.is_cut
     assert len(excerpt.text) == 6000
     assert json.loads(render_whole(nested(190))) == nested(190)
 
 
-def test_a_text_is_rendered_as_it_is() -> None:
+def test_a_text_is_rendered_unchanged() -> None:
     assert excerpt_value('say "hi"', limit=100).text == 'say "hi"'
     assert render_whole('say "hi"') == 'say "hi"'

@@ -23,13 +23,13 @@ def report(outcome: CompactionOutcome, reason: str) -> CompactionReport:
     return CompactionReport(conversation_id="conv_x", outcome=outcome, reason=reason, epoch=1)
 
 
-def test_every_action_has_a_name_of_its_own() -> None:
+def test_every_action_has_a_unique_name() -> None:
     assert set(ACTION_NAMES) == set(Action)
     assert len(set(ACTION_NAMES.values())) == len(Action)
     assert name_action("tenant.rename") == "tenant.rename"
 
 
-def test_an_object_leads_to_its_page_and_nothing_else_does() -> None:
+def test_only_objects_with_a_page_are_linked() -> None:
     for prefix, page in ((CONVERSATION, "/admin/conversations/"), (ASSISTANT, "/admin/assistants/")):
         made = new_id(prefix)
         assert object_url(made) == f"{page}{made}"
@@ -39,7 +39,7 @@ def test_an_object_leads_to_its_page_and_nothing_else_does() -> None:
         assert object_url(other) is None
 
 
-def test_every_reason_of_a_compaction_is_a_sentence() -> None:
+def test_every_reason_of_a_compaction_has_a_sentence() -> None:
     for reason in (*CompactionReason, *SkipReason, NOT_BEGUN, UNDONE):
         assert describe_reason(report(CompactionOutcome.UNCHANGED, reason)).endswith(".")
     assert describe_reason(report(CompactionOutcome.UNCHANGED, "tomorrow")) == "tomorrow"
@@ -61,7 +61,7 @@ def test_every_table_of_a_conversation_has_a_label() -> None:
     assert label_rows({"zebras": 2, "turns": 3}) == [("Turns", "turns", 3), ("zebras", "zebras", 2)]
 
 
-def test_a_notice_is_asked_for_by_its_name_alone() -> None:
+def test_a_notice_is_selected_by_its_name_only() -> None:
     assert with_notice("/admin/conversations", "erased") == "/admin/conversations?notice=erased"
     assert find_notice({"notice": "erased"}) is NOTICES["erased"]
     assert find_notice({"notice": "Send me your key"}) is None

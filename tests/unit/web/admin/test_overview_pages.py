@@ -1,4 +1,4 @@
-"""Which time the address of the overview means."""
+"""The time span in the URL of the overview."""
 
 from datetime import UTC, datetime
 
@@ -17,7 +17,7 @@ def test_a_span_begins_with_a_whole_step() -> None:
     assert choose_time("7d", "", "", NOW).since == datetime(2026, 11, 9, tzinfo=UTC)
 
 
-def test_moments_are_taken_as_they_are_and_in_utc() -> None:
+def test_timestamps_are_used_unchanged_and_in_utc() -> None:
     chosen = choose_time("7d", "2026-01-01T10:30", "2026-01-02T10:30", NOW)
     assert (chosen.since, chosen.until) == (
         datetime(2026, 1, 1, 10, 30, tzinfo=UTC),
@@ -40,6 +40,6 @@ def test_moments_are_taken_as_they_are_and_in_utc() -> None:
         ("", "2027-01-01", ""),
     ],
 )
-def test_a_time_that_is_none_is_refused(span: str, since: str, until: str) -> None:
+def test_an_invalid_time_is_refused(span: str, since: str, until: str) -> None:
     with pytest.raises(ValidationFailed):
         choose_time(span, since, until, NOW)

@@ -13,7 +13,7 @@ ANY_TEXT = st.text(st.sampled_from('a"&<\u202e\x1b\U0001f600\n'), max_size=60)
 
 
 @given(texts=st.lists(st.tuples(ANY_TEXT, st.integers(0, 80)), max_size=8), size=st.integers(0, 300))
-def test_a_page_never_grows_beyond_its_room(texts: list[tuple[str, int]], size: int) -> None:
+def test_a_page_never_exceeds_its_budget(texts: list[tuple[str, int]], size: int) -> None:
     budget = PageBudget(size)
     sent = 0
     for text, limit in texts:
@@ -27,7 +27,7 @@ def test_a_page_never_grows_beyond_its_room(texts: list[tuple[str, int]], size: 
 
 
 @given(text=ANY_TEXT)
-def test_what_there_is_room_for_is_shown_whole(text: str) -> None:
+def test_content_within_the_budget_is_shown_completely(text: str) -> None:
     assert PageBudget(1000).fit(Excerpt(text=text), 1000) == Excerpt(text=text)
     assert PageBudget(1000).fit_line(text, 1000) == text
 

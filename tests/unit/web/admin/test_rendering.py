@@ -1,4 +1,4 @@
-"""Whatever a text holds, a page shows it and is not changed by it."""
+"""A page shows any text without being changed by it."""
 
 from html.parser import HTMLParser
 
@@ -71,7 +71,7 @@ def test_no_text_changes_the_page_around_it(text: str) -> None:
 
 
 @given(ANY_TEXT)
-def test_no_text_leaves_an_attribute(text: str) -> None:
+def test_no_text_escapes_from_an_attribute(text: str) -> None:
     def page(goal: str) -> str:
         return render(
             "login.html",
@@ -89,7 +89,7 @@ def test_no_text_leaves_an_attribute(text: str) -> None:
 
 
 @given(ANY_TEXT)
-def test_what_is_shown_can_be_seen_and_sent(text: str) -> None:
+def test_shown_text_is_visible_and_encodable(text: str) -> None:
     shown = show_text(text)
     shown.encode()
     assert not any((ord(letter) < 32 and letter not in "\t\n") or 0x7F <= ord(letter) < 0xA0 for letter in shown)
@@ -97,11 +97,11 @@ def test_what_is_shown_can_be_seen_and_sent(text: str) -> None:
     assert show_text(shown) == shown
 
 
-def test_a_page_of_another_direction_is_told_where_it_turns() -> None:
+def test_direction_changes_of_a_text_are_isolated() -> None:
     assert show_text("a\u202eb\x1b[0m\x00\x7f\ud83d\n\t\u05e9") == "a[U+202E]b␛[0m␀␡\ufffd\n\t\u05e9"
 
 
-def test_filters_are_read_from_the_address() -> None:
+def test_filters_are_parsed_from_the_url() -> None:
     query = {
         "text": " oslo ",
         "state": "failed",
@@ -137,15 +137,15 @@ def test_filters_are_read_from_the_address() -> None:
         ("text", "x" * 1001),
     ],
 )
-def test_a_filter_that_cannot_be_used_is_named(name: str, value: str) -> None:
+def test_an_invalid_filter_is_named(name: str, value: str) -> None:
     with pytest.raises(ValidationFailed) as caught:
         read_filters({name: value})
     assert f"“{name}”" in caught.value.message
 
 
 @given(st.dictionaries(st.sampled_from([*TEXTS, *FLAGS, "state", "cost_from", "tokens_to", "active_before"]), ANY_TEXT))
-def test_no_address_breaks_the_filters(query: dict[str, str]) -> None:
+def test_no_url_breaks_the_filters(query: dict[str, str]) -> None:
     try:
         read_filters(query)
     except ValidationFailed as refusal:
-        assert refusal.details["errors"]  # noqa: PT017  reason: both ends are fine, a third is not
+        assert refusal.details["errors"]  # noqa: PT017  reason: both results are valid, any other error is not

@@ -1,4 +1,4 @@
-"""What the pages of replays are made of: the form as a draft, numbers as charts."""
+"""The replay pages: the form as a draft, numbers as charts."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -65,7 +65,7 @@ def replay_of(asked: ReplayDraft) -> Replay:
     )
 
 
-def test_a_form_is_the_draft_that_it_says() -> None:
+def test_a_form_is_parsed_as_a_draft() -> None:
     fields = read_fields(
         {
             "name": " Nightly ",
@@ -115,7 +115,7 @@ def test_a_form_is_the_draft_that_it_says() -> None:
         {"settings": "[" * 50_000}, {"judge_settings": "cold"},
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_named(wrong: dict[str, str]) -> None:
+def test_an_invalid_field_is_named(wrong: dict[str, str]) -> None:
     with pytest.raises(ValidationFailed) as caught:
         read_draft({"name": "x", **wrong})
     [name] = wrong
@@ -123,12 +123,12 @@ def test_what_cannot_be_read_is_named(wrong: dict[str, str]) -> None:
     assert any(name in fault["path"] or fault["path"].startswith("candidate.") for fault in faults)
 
 
-def test_half_a_judge_is_none() -> None:
+def test_an_incomplete_judge_is_left_out() -> None:
     with pytest.raises(ValidationFailed, match=r"judge\.model: "):
         read_draft({"name": "x", "judge_provider": "gemini", "judge_prompt": "Is it good?"})
 
 
-def test_limits_of_a_replay_that_goes_on_are_those_of_the_form() -> None:
+def test_the_limits_of_a_continued_replay_are_those_of_the_form() -> None:
     limits = ReplayLimits(repetitions=3, parallelism=2, calls_per_minute=60, budget_usd=Decimal("10.00"))
     shown = fill_limits(limits)
     assert shown == {"parallelism": "2", "calls_per_minute": "60", "budget_usd": "10", "budget_tokens": ""}
@@ -141,10 +141,10 @@ def test_limits_of_a_replay_that_goes_on_are_those_of_the_form() -> None:
             read_limits({**shown, name: text}, limits)
 
 
-def test_filters_are_told_as_far_as_they_were_said() -> None:
+def test_filters_are_described_if_they_are_set() -> None:
     since = datetime(2026, 11, 1, 9, 30, tzinfo=UTC)
-    said = InspectionFilter(provider="gemini", has_repairs=True, cost_from=Decimal(0), active_after=since)
-    assert label_filters(said) == {
+    answer_with = InspectionFilter(provider="gemini", has_repairs=True, cost_from=Decimal(0), active_after=since)
+    assert label_filters(answer_with) == {
         "provider": "gemini",
         "has repairs": "",
         "cost from": "0",
@@ -153,13 +153,13 @@ def test_filters_are_told_as_far_as_they_were_said() -> None:
     assert label_filters(InspectionFilter()) == {}
 
 
-def test_a_seal_is_for_these_fields_alone() -> None:
+def test_a_signature_is_valid_for_these_fields_only() -> None:
     fields = {"name": "x", "model": "y"}
     assert seal(fields) == seal({"model": "y", "name": "x"})
     assert seal(fields) != seal({**fields, "model": "z"})
 
 
-def test_bars_stay_in_their_chart_and_the_numbers_are_told() -> None:
+def test_bars_stay_in_their_chart_and_the_numbers_are_shown() -> None:
     measured = Measured(
         measure=Measure.LATENCY_MS,
         low=0.0,
@@ -168,7 +168,7 @@ def test_bars_stay_in_their_chart_and_the_numbers_are_told() -> None:
         candidate=spread(3, mean=1500.0, interval=Interval(low=900.0, high=2100.0)),
     )
     chart = draw_chart(measured)
-    # To one scale: three are not drawn as tall as four.
+    # On one scale: three is drawn lower than four.
     assert [(bar.side, bar.height) for bar in chart.bars] == [
         ("recorded", HEIGHT / 4), ("recorded", HEIGHT), ("candidate", HEIGHT * 3 / 4),
     ]  # fmt: skip
@@ -189,7 +189,7 @@ def facts(**changes: Any) -> AnswerFacts:
     return replace(made, **changes)
 
 
-def test_what_both_took_stands_beside_each_other_with_its_change() -> None:
+def test_durations_and_costs_are_shown_side_by_side_with_their_change() -> None:
     other = facts(
         stop_reason=StopReason.LENGTH,
         usage=Usage(fresh_input_tokens=150, cache_read_tokens=50, output_tokens=50),
@@ -213,15 +213,15 @@ def test_what_both_took_stands_beside_each_other_with_its_change() -> None:
     assert compare_facts(facts(), facts(latency_ms=150_000))[-1].change == "\u00d7100"
 
 
-def test_arguments_of_a_tool_are_compared_by_name_and_shown_where_they_differ() -> None:
-    def said(*calls: ToolCallBlock) -> AnswerContent:
+def test_tool_arguments_are_compared_by_name_and_shown_if_they_differ() -> None:
+    def answer_with(*calls: ToolCallBlock) -> AnswerContent:
         return AnswerContent(blocks=calls, stop_reason=StopReason.TOOL_USE)
 
     def call(name: str, **arguments: Any) -> ToolCallBlock:
         return ToolCallBlock(id="call_1", name=name, arguments=arguments)
 
-    recorded = said(call("weather", city="Oslo", days=1), call("time", zone=1.0), call("news"))
-    candidate = said(call("time", zone=1), call("weather", days=1, city="Rome"))
+    recorded = answer_with(call("weather", city="Oslo", days=1), call("time", zone=1.0), call("news"))
+    candidate = answer_with(call("time", zone=1), call("weather", days=1, city="Rome"))
     stored = StoredResult(
         number=1, conversation_id="conv_x", repetition=1, replay_conversation_id=None, result=result()
     )
@@ -250,6 +250,6 @@ def test_an_answer_is_linked_on_the_page_that_shows_it() -> None:
     assert links.turn(41) == links.turn(42) == links.position(21)
 
 
-def test_every_action_says_what_it_does() -> None:
+def test_every_action_has_a_description() -> None:
     assert set(ACTIONS) == {"pause", "continue", "cancel", "delete"}
     assert {name for name, action in ACTIONS.items() if action.is_dangerous} == {"cancel", "delete"}

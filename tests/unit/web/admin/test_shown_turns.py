@@ -50,35 +50,35 @@ def shown(*blocks: Block, **changes: Any) -> ShownTurn:
     return show_turn(TimelineTurn(turn=turn), PageBudget())
 
 
-def test_a_signature_is_missing_where_the_model_insists_on_one() -> None:
+def test_a_missing_signature_is_marked_if_the_model_requires_one() -> None:
     bare, second = (ToolCallBlock(id=call_id, name="find", arguments={}) for call_id in ("a", "b"))
     assert [block.is_signature_missing for block in shown(bare, second).blocks] == [True, False]
     assert not shown(tool_call("a")).blocks[0].is_signature_missing
-    # Nobody knows what another provider insists on.
+    # The requirements of another provider are unknown.
     assert not shown(bare, provider="elsewhere").blocks[0].is_signature_missing
 
 
-def test_blocks_keep_their_places_and_too_many_are_told() -> None:
+def test_blocks_keep_their_positions_and_the_omitted_ones_are_counted() -> None:
     turn = shown(TextBlock(text=""), TextBlock(text="", signature=MARK), *[TextBlock(text="x")] * 100)
     assert [block.index for block in turn.blocks[:2]] == [1, 2]
     assert turn.hidden_count == 102 - MAX_BLOCKS
     assert len(turn.blocks) == MAX_BLOCKS - 1
 
 
-def test_only_images_that_are_taken_are_drawn() -> None:
+def test_only_supported_images_are_shown() -> None:
     kinds = ["image/png", "image/svg+xml"]
     blocks = [ImageBlock(media_type=kind, sha256="00", size_bytes=1) for kind in kinds]
     assert [block.is_drawable for block in shown(*blocks).blocks] == [True, False]
 
 
-def test_an_error_is_explained_where_this_release_knows_it() -> None:
+def test_an_error_is_explained_if_this_release_has_an_explanation() -> None:
     known = shown(state=TurnState.FAILED, error_code="provider_disconnected").item.error
     assert known is not None
     assert known.message
     assert shown(state=TurnState.FAILED, error_code="of_another_release").item.error is None
 
 
-def test_a_block_that_is_not_known_is_called_what_its_provider_calls_it() -> None:
+def test_an_unknown_block_is_shown_with_the_name_that_its_provider_uses() -> None:
     blocks = [UnknownBlock(data={"type": "server_tool_use"}), UnknownBlock(data={"codeResult": 1, "type": 2})]
     assert [block.name for block in shown(*blocks, UnknownBlock(data={})).blocks] == [
         "server_tool_use",
@@ -87,7 +87,7 @@ def test_a_block_that_is_not_known_is_called_what_its_provider_calls_it() -> Non
     ]
 
 
-def test_args_and_a_new_context_stand_with_their_turn() -> None:
+def test_args_and_a_new_context_are_shown_with_their_turn() -> None:
     task = UserTaskTurn(seq=1, created_at=A_TIME, blocks=(TextBlock(text="Hi"),), args={"tone": "formal"})
     turn = show_turn(TimelineTurn(turn=task, context={"todos": ["pack"]}, is_context_changed=True), PageBudget())
     assert turn.args is not None
@@ -98,7 +98,7 @@ def test_args_and_a_new_context_stand_with_their_turn() -> None:
     assert unchanged.context is None
 
 
-def test_the_content_of_a_block_is_what_can_be_had_whole() -> None:
+def test_the_complete_content_of_a_block_can_be_downloaded() -> None:
     assert content_of(ThinkingBlock(text="Hm.")) == "Hm."
     assert content_of(tool_call("a")) == {"city": "Oslo", "days": 3, "scale": 1.5}
 
@@ -109,7 +109,7 @@ def test_a_long_text_is_cut_and_its_length_is_shown() -> None:
     assert (len(block.excerpt.text), block.excerpt.length, block.excerpt.is_cut) == (EXCERPT_BYTES, 1_000_000, True)
 
 
-def test_all_texts_together_keep_to_the_budget_and_each_has_a_start() -> None:
+def test_all_texts_together_stay_within_the_budget_and_each_has_a_beginning() -> None:
     budget = PageBudget(PAGE_BYTES, min_bytes=MIN_BYTES)
     task = UserTaskTurn(seq=1, created_at=A_TIME, blocks=(TextBlock(text="x" * 1_000_000),))
     sizes = [

@@ -18,7 +18,7 @@ async def revoke(site: Site, key_id: str, key: str) -> tuple[int, dict[str, obje
     return answer.status_code, answer.json()
 
 
-async def test_a_key_can_ask_who_it_is(site: Site) -> None:
+async def test_a_key_can_request_its_own_description(site: Site) -> None:
     _, text = await stranger(site)
     body = (await site.get("/v1/key", key=text)).json()
     assert body["name"] == "theirs"

@@ -32,7 +32,7 @@ async def read(body: dict[str, Any], **headers: Any) -> TurnRequest:
 
 
 async def refused(body: dict[str, Any], **headers: Any) -> tuple[str, str]:
-    """The field that is wrong, and what is wrong with it."""
+    """The field that is invalid, and the reason."""
     with pytest.raises(ValidationFailed) as caught:
         await read(body, **headers)
     faults: Any = caught.value.details["errors"]
@@ -87,7 +87,7 @@ async def test_an_image_is_stored_once_by_its_hash() -> None:
     assert (blob.data, blob.media_type, blob.sha256.hex()) == (picture, "image/png", block.sha256)
 
 
-async def test_the_claimed_type_has_to_be_the_real_one() -> None:
+async def test_the_declared_type_must_match_the_content() -> None:
     path, message = await refused({"input": [part(gif(), media_type="image/png")]})
     assert (path, message) == ("input.0.media_type", "Expected image/gif, the type of the bytes")
 
@@ -105,13 +105,13 @@ async def test_the_claimed_type_has_to_be_the_real_one() -> None:
         base64.b64encode(png().ljust(LIMIT + 1, b"\0")).decode(),
     ],
 )
-async def test_what_is_no_image_is_refused(data: str) -> None:
+async def test_invalid_images_are_refused(data: str) -> None:
     path, message = await refused({"input": [{"type": "text", "text": "Look."}, {"type": "image", "data": data}]})
     assert path == "input.1.data"
     assert data not in message
 
 
-async def test_an_image_at_the_limit_is_taken() -> None:
+async def test_an_image_at_the_limit_is_accepted() -> None:
     request = await read({"input": [part(png().ljust(LIMIT, b"\0"))]})
     assert len(request.blobs[0].data) == LIMIT
 
@@ -150,25 +150,25 @@ async def test_an_image_at_the_limit_is_taken() -> None:
     ],
     ids=lambda body: str(body)[:60],
 )
-def test_a_body_that_is_not_as_documented_is_refused(body: dict[str, Any]) -> None:
+def test_an_undocumented_body_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         TurnInput.model_validate(body)
 
 
-def test_only_the_part_that_is_wrong_is_named() -> None:
+def test_only_the_invalid_part_is_named() -> None:
     with pytest.raises(ValidationError) as caught:
         TurnInput.model_validate({"input": [{"type": "text", "text": "a"}, {"type": "text", "text": ""}]})
     assert [fault["loc"][-1] for fault in caught.value.errors()] == ["text"]
 
 
-async def test_the_limits_can_be_reached() -> None:
+async def test_values_at_the_limits_are_accepted() -> None:
     await read({"input": "x" * 1_000_000})
     await read({"input": [{"type": "text", "text": "a"}] * 64})
     await read({"tool_results": [{"tool_call_id": str(number), "output": 1} for number in range(128)]})
     await read({"tool_results": [{"tool_call_id": "a", "output": json.loads("[" * 50 + "]" * 50)}]})
 
 
-async def test_a_second_result_for_a_call_breaks_a_rule_that_has_a_name() -> None:
+async def test_a_second_result_for_a_call_breaks_a_named_rule() -> None:
     results = [{"tool_call_id": call_id, "output": 1} for call_id in ("a", "b", "a", "c", "c")]
     with pytest.raises(HistoryRuleBroken) as caught:
         await read({"tool_results": results})
@@ -180,7 +180,7 @@ async def test_the_revision_is_the_same_in_body_and_header() -> None:
     assert (await read({"input": "a", "expected_revision": 3}, if_match='"3"')).expected_revision == 3
 
 
-async def test_the_hash_is_of_what_is_meant() -> None:
+async def test_the_hash_is_of_the_parsed_body() -> None:
     async def meaning(**body: Any) -> bytes:
         return (await read(body)).body_hash
 
@@ -208,12 +208,12 @@ async def test_the_hash_is_of_what_is_meant() -> None:
 
 
 @given(any_text.filter(str.strip), json_values)
-async def test_any_text_and_any_output_is_taken_as_it_is(text: str, output: Any) -> None:
+async def test_any_text_and_any_output_is_accepted_unchanged(text: str, output: Any) -> None:
     assert (await read({"input": text})).blocks == (TextBlock(text=text),)
     request = await read({"tool_results": [{"tool_call_id": "a", "output": output}]})
     assert request.blocks == (ToolResultBlock(tool_call_id="a", output=output),)
 
 
 @given(st.binary(max_size=40))
-async def test_any_bytes_are_an_image_or_refused(data: bytes) -> None:
+async def test_any_bytes_are_an_image_or_are_refused(data: bytes) -> None:
     assert (await refused({"input": [part(b"\x89" + data)]}))[0] == "input.0.data"

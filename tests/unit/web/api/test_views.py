@@ -27,7 +27,7 @@ MARK = SignatureMark(length=9, fingerprint="0123456789abcdef")
 
 
 @given(st.lists(blocks, max_size=5))
-def test_any_block_can_be_shown_and_none_says_that_it_was_signed(made: list[Block]) -> None:
+def test_any_block_can_be_shown_and_no_signature_is_included(made: list[Block]) -> None:
     shown = json.loads(encode_json([view.model_dump() for view in view_blocks(tuple(made))]))
     carriers = [block for block in made if isinstance(block, TextBlock) and not block.text and block.signature]
     assert len(shown) == len(made) - len(carriers)
@@ -58,17 +58,17 @@ def test_known_blocks_are_shown_without_their_signatures() -> None:
 @pytest.mark.parametrize(
     "name", ["signature", "thoughtSignature", "thought_signature", "data", "encrypted_content", "encryptedContent"]
 )
-def test_an_unknown_block_is_shown_without_what_is_sealed(name: str) -> None:
+def test_an_unknown_block_is_shown_without_sealed_members(name: str) -> None:
     data = {"type": "news", "kept": [1, {"deep": True, name: SECRET}], name: SECRET, "inner": {name: {"x": SECRET}}}
     (view,) = view_blocks((UnknownBlock(data=data),))
     shown = view.model_dump()
     assert shown == {"type": "unknown", "data": {"type": "news", "kept": [1, {"deep": True}], "inner": {}}}
 
 
-def test_an_answer_says_why_it_did_not_complete() -> None:
+def test_an_incomplete_answer_has_its_reason() -> None:
     assert ModelTurnView.of(TURN).error is None
-    said = {"provider_message": "Overloaded", "provider_status": "overloaded_error", "retry_after_seconds": 7.0}
-    failed = ModelTurnView.of(replace(TURN, state=TurnState.FAILED, error_code="provider_overloaded", ending=said))
+    details = {"provider_message": "Overloaded", "provider_status": "overloaded_error", "retry_after_seconds": 7.0}
+    failed = ModelTurnView.of(replace(TURN, state=TurnState.FAILED, error_code="provider_overloaded", ending=details))
     assert failed.error == TurnErrorView(
         code="provider_overloaded",
         message="The provider is overloaded.",
@@ -86,22 +86,22 @@ def test_an_answer_says_why_it_did_not_complete() -> None:
 
 
 @pytest.mark.parametrize("kind", list(every_error()), ids=lambda kind: kind.code)
-def test_every_error_has_words(kind: type[StrataError]) -> None:
+def test_every_error_has_a_message(kind: type[StrataError]) -> None:
     assert TurnErrorView.of(kind.code).message
 
 
-def test_a_code_of_another_release_is_still_an_error() -> None:
+def test_a_code_of_another_release_is_shown_as_an_error() -> None:
     view = TurnErrorView.of("provider_bored")
     assert view.code == "provider_bored"
     assert view.message
 
 
-def test_what_it_cost_is_a_number_or_unknown() -> None:
+def test_a_cost_is_a_number_or_unknown() -> None:
     assert ModelTurnView.of(TURN).cost_usd == pytest.approx(0.0012)
     assert ModelTurnView.of(replace(TURN, cost_usd=None)).cost_usd is None
 
 
-def test_input_is_always_complete() -> None:
+def test_an_input_turn_is_always_complete() -> None:
     view = view_turn(UserTaskTurn(seq=1, created_at=A_TIME, blocks=(TextBlock(text="a"),)))
     assert view.model_dump() == {
         "seq": 1,

@@ -1,4 +1,4 @@
-"""A scripted server, and a client of it that does not wait long."""
+"""A scripted server, and a client for it with short delays."""
 
 from collections.abc import AsyncIterator
 

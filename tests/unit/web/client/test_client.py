@@ -1,4 +1,4 @@
-"""Every method asks for the right thing, understands the answer, and repeats only what may be repeated."""
+"""Every method sends the right request, parses the answer, and retries only what may be repeated."""
 
 import base64
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -34,9 +34,9 @@ from tests.support.fakes.scripted_strata import (
     KEY,
     Answer,
     ScriptedStrata,
+    answer_events,
     answer_json,
     problem,
-    said,
     status_of,
     turn_json,
 )
@@ -68,7 +68,7 @@ async def collect(items: AsyncIterator[Any]) -> list[Any]:
     return [item async for item in items]
 
 
-async def test_an_assistant_is_made_revised_and_loaded(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_an_assistant_is_created_revised_and_loaded(client: StrataClient, strata: ScriptedStrata) -> None:
     for method, path in (
         ("POST", "/v1/assistants"),
         ("PUT", "/v1/assistants/asst_1"),
@@ -103,7 +103,7 @@ async def test_a_list_is_read_page_by_page_as_it_is_needed(client: StrataClient,
     assert [request.query.get("cursor") for request in strata.requests] == [None, "c1", "c2"]
 
 
-async def test_a_conversation_is_made_loaded_and_filtered(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_a_conversation_is_created_loaded_and_filtered(client: StrataClient, strata: ScriptedStrata) -> None:
     strata.script("POST", "/v1/conversations", answer_json(CONVERSATION_JSON, status=201))
     strata.script("GET", "/v1/conversations", answer_json({"data": [CONVERSATION_JSON], "next_cursor": None}))
     strata.script("GET", CONVERSATION, answer_json(CONVERSATION_JSON))
@@ -152,9 +152,9 @@ async def test_turns_are_listed_and_loaded_with_their_blocks(client: StrataClien
     assert strata.requests[0].query["order"] == "desc"
 
 
-async def test_a_turn_says_all_that_was_asked_for(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_a_turn_request_contains_all_arguments(client: StrataClient, strata: ScriptedStrata) -> None:
     for _ in range(2):
-        strata.replies.append(lambda seq: said(seq, "ok"))
+        strata.replies.append(lambda seq: answer_events(seq, "ok"))
     options = TurnOptions(
         on_busy=OnBusy.QUEUE, expected_revision=0, args={"a": 1}, language="nb", abandon_pending_calls=True
     )
@@ -188,7 +188,7 @@ def test_a_turn_is_a_task_or_tool_results(client: StrataClient, given: dict[str,
 
 
 async def test_a_turn_can_be_started_and_cancelled(client: StrataClient, strata: ScriptedStrata) -> None:
-    strata.replies.append(lambda seq: said(seq, "ok"))
+    strata.replies.append(lambda seq: answer_events(seq, "ok"))
     started = await client.start(CONVERSATION_ID, "Hi")
     assert (started.turn.seq, started.turn.state, started.replayed) == (2, "running", False)
     assert strata.requests[0].headers["prefer"] == "respond-async"
@@ -199,7 +199,7 @@ async def test_a_turn_can_be_started_and_cancelled(client: StrataClient, strata:
     assert [request.body for request in strata.asked("POST", f"{CONVERSATION}/cancel")] == [{"turn_seq": 2}, {}]
 
 
-async def test_a_problem_has_all_that_the_server_said(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_an_error_has_all_members_of_the_problem(client: StrataClient, strata: ScriptedStrata) -> None:
     strata.script("GET", CONVERSATION, problem(404, "conversation_not_found", "There is none.", "List them."))
     with pytest.raises(StrataProblem) as caught:
         await client.load_conversation(CONVERSATION_ID)
@@ -225,7 +225,7 @@ async def test_a_problem_has_all_that_the_server_said(client: StrataClient, stra
     ],
     ids=lambda value: f"{value.status} {dict(value.headers)}" if isinstance(value, Answer) else "",
 )
-async def test_a_refusal_is_tried_again_only_where_the_server_says_so(
+async def test_a_refusal_is_retried_only_if_the_server_allows_it(
     client: StrataClient, strata: ScriptedStrata, answer: Answer, count: int
 ) -> None:
     strata.script("POST", "/v1/conversations", answer, answer, answer_json(CONVERSATION_JSON))
@@ -256,7 +256,7 @@ Method = Callable[[StrataClient], Coroutine[Any, Any, Any]]
     ],
     ids=["get", "put", "put if", "dry run", "delete", "create", "fork", "change", "cancel"],
 )
-async def test_a_lost_answer_is_asked_for_again_only_where_twice_is_once(
+async def test_a_request_without_an_answer_is_retried_only_if_it_is_idempotent(
     client: StrataClient, strata: ScriptedStrata, method: Method, *, repeated: bool
 ) -> None:
     strata.cuts.append(30)
@@ -266,15 +266,13 @@ async def test_a_lost_answer_is_asked_for_again_only_where_twice_is_once(
     assert len(strata.requests) == (2 if repeated else 1)
 
 
-async def test_a_gateway_without_a_server_behind_it_is_tried_again(
-    client: StrataClient, strata: ScriptedStrata
-) -> None:
+async def test_a_gateway_without_an_upstream_is_retried(client: StrataClient, strata: ScriptedStrata) -> None:
     away = Answer(status=502, headers={"content-type": "text/html"}, body=b"<h1>Bad gateway</h1>")
     strata.script("GET", CONVERSATION, away, away, answer_json(CONVERSATION_JSON))
     assert (await client.load_conversation(CONVERSATION_ID)).revision == 4
 
 
-async def test_what_is_no_strata_server_is_called_so(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_a_server_that_is_not_strata_is_reported_as_such(client: StrataClient, strata: ScriptedStrata) -> None:
     strata.script("GET", CONVERSATION, Answer(status=404, body=b"nothing here"))
     with pytest.raises(AnswerMalformed, match="404 Not Found"):
         await client.load_conversation(CONVERSATION_ID)
@@ -302,7 +300,7 @@ async def test_no_server_is_said_in_a_sentence_and_the_reason_is_told_at_each_at
 
 
 @pytest.mark.parametrize(("url", "key"), [("nonsense", KEY), ("ftp://h", KEY), ("http://[", KEY), ("http://h", "a\nb")])
-async def test_an_address_or_a_key_that_cannot_be_used_is_said_without_the_key(url: str, key: str) -> None:
+async def test_an_invalid_address_or_key_is_reported_without_the_key(url: str, key: str) -> None:
     with pytest.raises(ServerUnreachable) as caught:
         async with StrataClient(url, key, retry_budget=QUICK) as client:
             await client.load_conversation(CONVERSATION_ID)

@@ -1,4 +1,4 @@
-"""Server-sent events come out as the standard says, however the bytes are cut."""
+"""Server-sent events are parsed as the standard defines, for any split of the bytes."""
 
 import pytest
 from hypothesis import given
@@ -29,27 +29,27 @@ def test_a_record_has_its_number_its_event_and_its_data(end: bytes) -> None:
     assert read(body) == ([Frame(id="7", event="text.delta", data="1\n 2"), Frame(id="7", event="", data="3")], 0)
 
 
-def test_comments_are_counted_and_give_nothing() -> None:
+def test_comments_are_counted_and_give_no_event() -> None:
     assert read(b": keep-alive\n\n:\n\n") == ([], 2)
 
 
-def test_a_record_without_data_gives_nothing_and_its_event_does_not_stick() -> None:
+def test_a_record_without_data_gives_no_event_and_its_name_is_dropped() -> None:
     assert read(b"event: x\n\ndata: 1\n\n") == ([Frame(id="", event="", data="1")], 0)
 
 
-def test_a_record_without_its_blank_line_is_none() -> None:
+def test_a_record_without_its_blank_line_gives_no_event() -> None:
     assert read(b"data: 1\n\ndata: 2\n") == ([Frame(id="", event="", data="1")], 0)
 
 
-def test_a_number_that_holds_a_nul_is_passed_over() -> None:
+def test_an_id_with_a_nul_is_ignored() -> None:
     assert read(b"id: 1\nid: 2\x003\ndata: x\n\n") == ([Frame(id="1", event="", data="x")], 0)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_line() -> None:
     assert read(b"\xef", b"\xbb\xbfdata: x\n\n") == ([Frame(id="", event="", data="x")], 0)
 
 
-def test_a_line_end_of_two_bytes_may_be_cut_between_them() -> None:
+def test_a_line_ending_of_two_bytes_may_be_split() -> None:
     assert read(b"data: x\r", b"", b"\n\r", b"\ndata: y\r\n\r\n") == read(b"data: x\r\n\r\ndata: y\r\n\r\n")
 
 
@@ -60,7 +60,7 @@ def test_any_split_gives_the_same_frames(lines: list[bytes], ends: list[bytes], 
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS)), st.sampled_from(ENDS), st.data())
-def test_what_was_written_is_what_is_read(records: list[tuple[str, str]], end: bytes, data: st.DataObject) -> None:
+def test_written_records_are_read_back(records: list[tuple[str, str]], end: bytes, data: st.DataObject) -> None:
     clean = [(event.replace("\n", "").replace("\r", ""), text.replace("\r", "")) for event, text in records]
     body = b"".join(
         end.join(

@@ -34,18 +34,18 @@ from tests.support.fakes.scripted_strata import (
     Answer,
     ScriptedStrata,
     ScriptedTurn,
+    answer_events,
     called,
     encode_events,
     failed,
     open_scripted_strata,
     problem,
-    said,
     status_of,
 )
 from tests.unit.web.client.conftest import QUICK
 
 TURNS = f"/v1/conversations/{CONVERSATION_ID}/turns"
-REPLY = said(2, "Hel", "lo 🌍", thinking="Hm.")
+REPLY = answer_events(2, "Hel", "lo 🌍", thinking="Hm.")
 BRIEF = [
     REPLY[0],
     ("text.delta", {"text": "ø"}),
@@ -62,7 +62,7 @@ async def read_all(client: StrataClient, options: TurnOptions | None = None) -> 
         return [event async for event in stream]
 
 
-async def test_the_events_come_typed_and_in_order(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_events_are_typed_and_in_order(client: StrataClient, strata: ScriptedStrata) -> None:
     strata.replies.append(lambda _: REPLY)
     async with client.stream(CONVERSATION_ID, "Hi") as stream:
         events = [event async for event in stream]
@@ -80,7 +80,7 @@ async def test_the_events_come_typed_and_in_order(client: StrataClient, strata: 
     assert strata.requests[0].body == {"input": "Hi", "on_busy": "reject"}
 
 
-async def test_tool_calls_come_in_their_pieces(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_tool_calls_are_streamed_in_pieces(client: StrataClient, strata: ScriptedStrata) -> None:
     call = {"id": "call_1", "name": "get_weather", "arguments": {"city": "Oslo"}}
     strata.replies.append(lambda seq: called(seq, call))
     _, begin, delta, end, ended = await read_all(client)
@@ -91,13 +91,13 @@ async def test_tool_calls_come_in_their_pieces(client: StrataClient, strata: Scr
     assert ended.conversation.pending_tool_calls == ended.turn.tool_calls
 
 
-async def test_an_event_that_is_not_known_is_passed_on(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_an_unknown_event_is_passed_on(client: StrataClient, strata: ScriptedStrata) -> None:
     first, *rest = REPLY
     strata.replies.append(lambda _: [first, ("citation.added", {"url": "x"}), *rest])
     assert (await read_all(client))[1] == UnknownEvent(name="citation.added", data={"url": "x"})
 
 
-async def test_a_cut_at_every_byte_loses_and_doubles_nothing() -> None:
+async def test_a_cut_at_any_byte_loses_and_repeats_nothing() -> None:
     async with open_scripted_strata() as strata, StrataClient(strata.url, KEY, retry_budget=QUICK) as client:
         strata.replies.append(lambda _: BRIEF)
         whole = await read_all(client)
@@ -112,7 +112,7 @@ async def test_a_cut_at_every_byte_loses_and_doubles_nothing() -> None:
             assert len(strata.requests) in {1, 2}
 
 
-async def test_events_that_a_server_repeats_are_heard_once(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_events_that_a_server_repeats_are_yielded_once(client: StrataClient, strata: ScriptedStrata) -> None:
     strata.replies.append(lambda _: REPLY)
     strata.cuts.append(400)
     everything = Answer(headers={"content-type": "text/event-stream"}, body=encode_events(REPLY))
@@ -123,7 +123,7 @@ async def test_events_that_a_server_repeats_are_heard_once(client: StrataClient,
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 900), max_size=8), st.booleans())
-async def test_any_number_of_cuts_loses_and_doubles_nothing(cuts: list[int], resets: bool) -> None:  # noqa: FBT001  reason: hypothesis gives it
+async def test_any_number_of_cuts_loses_and_repeats_nothing(cuts: list[int], resets: bool) -> None:  # noqa: FBT001  reason: hypothesis gives it
     async with open_scripted_strata() as strata, StrataClient(strata.url, KEY, retry_budget=QUICK) as client:
         strata.resets = resets
         strata.preface = b": keep-alive\n\n"
@@ -145,7 +145,9 @@ async def test_before_the_first_event_the_same_request_is_sent_again(
     assert first.body == second.body
 
 
-async def test_after_it_the_events_behind_the_last_are_asked_for(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_afterwards_only_the_events_after_the_last_are_requested(
+    client: StrataClient, strata: ScriptedStrata
+) -> None:
     strata.replies.append(lambda _: REPLY)
     head = Answer(headers={"content-type": "text/event-stream; charset=utf-8"}, streams=True).encode()
     strata.cuts.append(len(head) + len("xxx\r\n") + len(encode_events(REPLY[:3])) + 5)
@@ -155,7 +157,7 @@ async def test_after_it_the_events_behind_the_last_are_asked_for(client: StrataC
     assert second.headers["last-event-id"] == "3"
 
 
-async def test_a_stream_that_ends_properly_but_early_is_taken_up_too(
+async def test_a_stream_that_ends_properly_but_early_is_resumed_too(
     client: StrataClient, strata: ScriptedStrata
 ) -> None:
     strata.turns["taken"] = ScriptedTurn(seq=2, body=None, events=REPLY, readable=len(REPLY))
@@ -165,9 +167,9 @@ async def test_a_stream_that_ends_properly_but_early_is_taken_up_too(
     assert strata.requests[1].headers["last-event-id"] == "3"
 
 
-async def test_every_turn_has_a_key_of_its_own_unless_it_is_given(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_every_turn_has_a_unique_key_unless_it_is_given(client: StrataClient, strata: ScriptedStrata) -> None:
     for _ in range(3):
-        strata.replies.append(lambda seq: said(seq, "x"))
+        strata.replies.append(lambda seq: answer_events(seq, "x"))
     await read_all(client)
     await read_all(client)
     await read_all(client, TurnOptions(idempotency_key="mine"))
@@ -185,7 +187,7 @@ async def test_a_known_key_is_reported_as_replayed(client: StrataClient, strata:
         assert [event async for event in stream] == EXPECTED
 
 
-async def test_silence_is_a_broken_connection(strata: ScriptedStrata) -> None:
+async def test_silence_is_treated_as_a_broken_connection(strata: ScriptedStrata) -> None:
     strata.replies.append(lambda _: REPLY)
     strata.held.clear()
     timeouts = Timeouts(silence_seconds=1)
@@ -219,7 +221,7 @@ async def test_a_followed_turn_survives_cuts_too(client: StrataClient, strata: S
         assert [event async for event in stream] == EXPECTED[1:]
 
 
-async def test_patience_ends_when_nothing_new_comes(strata: ScriptedStrata) -> None:
+async def test_retries_end_if_nothing_new_arrives(strata: ScriptedStrata) -> None:
     strata.replies.append(lambda _: REPLY)
     strata.cuts.extend([200] * 100_000)
     retry_budget = RetryBudget(seconds=0.05, first_wait_seconds=0.001, max_wait_seconds=0.01)
@@ -228,7 +230,7 @@ async def test_patience_ends_when_nothing_new_comes(strata: ScriptedStrata) -> N
             await read_all(client)
 
 
-async def test_without_patience_the_first_cut_ends_it(strata: ScriptedStrata) -> None:
+async def test_without_retries_the_first_cut_ends_the_stream(strata: ScriptedStrata) -> None:
     strata.replies.append(lambda _: REPLY)
     strata.cuts.append(200)
     async with StrataClient(strata.url, KEY, retry_budget=RetryBudget(seconds=0)) as client:
@@ -250,7 +252,7 @@ async def test_a_failed_turn_is_an_event_and_the_result_raises(client: StrataCli
 
 
 async def test_a_cancelled_turn_is_no_failure(client: StrataClient, strata: ScriptedStrata) -> None:
-    strata.replies.append(lambda seq: said(seq, "Hel", state="cancelled", stop_reason="aborted"))
+    strata.replies.append(lambda seq: answer_events(seq, "Hel", state="cancelled", stop_reason="aborted"))
     assert (await client.send(CONVERSATION_ID, "Hi")).turn.state == TurnState.CANCELLED
 
 
@@ -263,7 +265,7 @@ async def test_a_refusal_is_raised_on_entering(client: StrataClient, strata: Scr
     assert len(strata.requests) == 1
 
 
-async def test_an_answer_that_is_no_stream_is_malformed(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_an_answer_that_is_not_a_stream_is_malformed(client: StrataClient, strata: ScriptedStrata) -> None:
     strata.script("POST", TURNS, Answer(headers={"content-type": "text/html"}, body=b"<h1>Welcome</h1>"))
     with pytest.raises(AnswerMalformed):
         await read_all(client)
@@ -275,7 +277,7 @@ async def test_an_event_that_cannot_be_read_is_malformed(client: StrataClient, s
         await read_all(client)
 
 
-async def test_leaving_a_stream_leaves_the_turn(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_leaving_a_stream_does_not_cancel_the_turn(client: StrataClient, strata: ScriptedStrata) -> None:
     strata.replies.append(lambda _: REPLY)
     strata.held.clear()
     async with client.stream(CONVERSATION_ID, "Hi") as stream:

@@ -1,4 +1,4 @@
-"""Tools run here, their errors are results, and all results of a turn go back in one request."""
+"""Tools run in the client, their errors are results, and all results of a turn are sent in one request."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ from server.web.client import (
     TurnFailed,
     TurnOptions,
 )
-from tests.support.fakes.scripted_strata import CONVERSATION_ID, ScriptedStrata, called, failed, said
+from tests.support.fakes.scripted_strata import CONVERSATION_ID, ScriptedStrata, answer_events, called, failed
 
 CALLS = [
     {"id": "call_1", "name": "add", "arguments": {"a": 1, "b": 2}},
@@ -37,7 +37,7 @@ def results_of(strata: ScriptedStrata) -> list[Any]:
 async def test_results_go_back_in_one_request_and_errors_are_results(
     client: StrataClient, strata: ScriptedStrata
 ) -> None:
-    strata.replies.extend([lambda seq: called(seq, *CALLS), lambda seq: said(seq, "Three.")])
+    strata.replies.extend([lambda seq: called(seq, *CALLS), lambda seq: answer_events(seq, "Three.")])
     async with client.run_tools(CONVERSATION_ID, "Add.", {"add": add, "fail": fail}) as loop:
         events = [event async for event in loop]
         ended = await loop.result()
@@ -61,10 +61,10 @@ async def test_results_go_back_in_one_request_and_errors_are_results(
         ({"add": lambda a, b: float("nan")}, "ValueError"),  # noqa: ARG005  reason: as above
     ],
 )
-async def test_what_cannot_be_run_or_said_is_an_error_for_the_model(
+async def test_a_tool_that_cannot_run_or_be_encoded_is_an_error_for_the_model(
     client: StrataClient, strata: ScriptedStrata, tools: dict[str, ToolFunction], sentence: str
 ) -> None:
-    strata.replies.extend([lambda seq: called(seq, CALLS[0]), lambda seq: said(seq, "Oh.")])
+    strata.replies.extend([lambda seq: called(seq, CALLS[0]), lambda seq: answer_events(seq, "Oh.")])
     async with client.run_tools(CONVERSATION_ID, "Add.", tools) as loop:
         await loop.result()
     [result] = results_of(strata)[1]
@@ -72,7 +72,7 @@ async def test_what_cannot_be_run_or_said_is_an_error_for_the_model(
     assert sentence in result["output"]
 
 
-async def test_calls_of_one_turn_run_side_by_side(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_calls_of_one_turn_run_concurrently(client: StrataClient, strata: ScriptedStrata) -> None:
     both = asyncio.Barrier(2)
     blocking = threading.Barrier(2)
 
@@ -85,16 +85,16 @@ async def test_calls_of_one_turn_run_side_by_side(client: StrataClient, strata: 
         return "met"
 
     calls = [{"id": f"call_{n}", "name": name, "arguments": {}} for n, name in enumerate(["wait", "block"] * 2)]
-    strata.replies.extend([lambda seq: called(seq, *calls), lambda seq: said(seq, "Done.")])
+    strata.replies.extend([lambda seq: called(seq, *calls), lambda seq: answer_events(seq, "Done.")])
     async with client.run_tools(CONVERSATION_ID, "Go.", {"wait": wait, "block": block}) as loop:
         await loop.result()
     assert [result["output"] for result in results_of(strata)[1]] == ["met"] * 4
 
 
-async def test_each_turn_of_a_loop_has_a_key_of_its_own_and_the_revision_is_for_the_first(
+async def test_each_turn_of_a_loop_has_a_unique_key_and_the_revision_applies_to_the_first(
     client: StrataClient, strata: ScriptedStrata
 ) -> None:
-    strata.replies.extend([lambda seq: called(seq, CALLS[0]), lambda seq: said(seq, "Three.")])
+    strata.replies.extend([lambda seq: called(seq, CALLS[0]), lambda seq: answer_events(seq, "Three.")])
     options = TurnOptions(idempotency_key="mine", expected_revision=0, abandon_pending_calls=True)
     async with client.run_tools(CONVERSATION_ID, "Add.", {"add": add}, options=options) as loop:
         await loop.result()
@@ -104,7 +104,7 @@ async def test_each_turn_of_a_loop_has_a_key_of_its_own_and_the_revision_is_for_
     assert not {"expected_revision", "abandon_pending_calls"} & second.body.keys()
 
 
-async def test_a_loop_without_end_is_ended(client: StrataClient, strata: ScriptedStrata) -> None:
+async def test_an_endless_loop_is_ended(client: StrataClient, strata: ScriptedStrata) -> None:
     strata.replies.extend([lambda seq: called(seq, CALLS[0])] * 3)
     async with client.run_tools(CONVERSATION_ID, "Add.", {"add": add}, max_rounds=3) as loop:
         with pytest.raises(ToolRoundsExceeded, match="3 turns"):

@@ -1,4 +1,4 @@
-"""A provider pointed at its emulator, with eyes on the emulator's side of the connection."""
+"""A provider connected to its emulator, and observation of the emulator's side of the connection."""
 
 import asyncio
 from collections import deque
@@ -19,8 +19,8 @@ from server.emulator.state import EmulatorState, build_state
 from server.providers.provider import Provider, ProviderAnswer, ProviderStream
 from server.providers.wire.transport import WireLimits
 
-PATIENCE_SECONDS = 5.0
-"""How long a test waits for what should happen at once before it calls it lost."""
+WAIT_SECONDS = 30.0
+"""The maximum wait for something that should happen at once."""
 BRIEF = WireLimits(silence_seconds=1)
 
 _CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -37,7 +37,9 @@ class BuildProvider(Protocol):
 
 
 class Watch:
-    """Around an application: tells when a request has come, and when its answer is over or its client has gone."""
+    """Wraps an application: reports when a request has arrived, and when its answer has ended or its client
+    disconnected.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -55,8 +57,8 @@ class Watch:
             over.set()
 
     async def next_visit(self) -> asyncio.Event:
-        """Waits for the next request; what it gives is set when the peer is done with it."""
-        return await asyncio.wait_for(self._visits.get(), PATIENCE_SECONDS)
+        """Wait for the next request; the returned event is set when the peer has finished it."""
+        return await asyncio.wait_for(self._visits.get(), WAIT_SECONDS)
 
     def forget(self) -> None:
         while not self._visits.empty():
@@ -64,7 +66,7 @@ class Watch:
 
 
 class Lines(Script):
-    """A script that a test writes as it goes."""
+    """A script that a test extends as it runs."""
 
     def __init__(self) -> None:
         super().__init__(())
@@ -75,7 +77,7 @@ class Lines(Script):
 
 
 @dataclass(slots=True, kw_only=True)
-class Rig:
+class ProviderHarness:
     provider: Provider
     build: BuildProvider
     url: str
@@ -86,17 +88,17 @@ class Rig:
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     def another(self, key: str = "key-b", limits: WireLimits | None = None) -> Provider:
-        """A provider of its own, closed with the rig."""
+        """A separate provider, closed with the harness."""
         provider = self.build(key, base_url=self.url, limits=limits)
         self.opened.push_async_callback(provider.close)
         return provider
 
-    def says(self, *turns: Turn) -> None:
-        """What the model says next."""
+    def queue_replies(self, *turns: Turn) -> None:
+        """Queue the next replies of the model."""
         self.lines.turns.extend(turns)
 
-    def fails(self, kind: FaultKind, **options: Any) -> None:
-        """What goes wrong with the next request."""
+    def inject_fault(self, kind: FaultKind, **options: Any) -> None:
+        """Inject a fault into the next request."""
         self.state.faults.arm(Fault(kind=kind, **options))
 
     def payload(self, messages: Sequence[bytes], **more: Any) -> Payload:
@@ -109,7 +111,9 @@ class Rig:
         return self.state.request_log.list()
 
     async def renew(self) -> None:
-        """Forget earlier tests, and open new connections: one that a fault has closed must not be reused."""
+        """Clear the state of earlier tests, and open new connections: one that a fault has closed must not be
+        reused.
+        """
         await self.provider.close()
         self.provider = self.build("key-a", base_url=self.url)
         self.reset()
@@ -122,14 +126,14 @@ class Rig:
 
 
 @asynccontextmanager
-async def open_rig(
+async def open_harness(
     build_app: Callable[[EmulatorState], ASGIApp], build_provider: BuildProvider, model: str
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[ProviderHarness]:
     lines = Lines()
     state = build_state(script=lines)
     watch = Watch(build_app(state))
     async with emulating(watch) as url, AsyncExitStack() as opened:
-        rig = Rig(
+        harness = ProviderHarness(
             provider=build_provider("key-a", base_url=url),
             build=build_provider,
             url=url,
@@ -140,9 +144,9 @@ async def open_rig(
             opened=opened,
         )
         try:
-            yield rig
+            yield harness
         finally:
-            await rig.provider.close()
+            await harness.provider.close()
 
 
 def build_payload(model: str, messages: Sequence[bytes], **more: Any) -> Payload:
@@ -158,7 +162,7 @@ async def consume(stream: ProviderStream) -> list[ProviderEvent]:
 
 
 async def complete(provider: Provider, payload: Payload) -> ProviderAnswer:
-    """The whole answer to a request that goes well."""
+    """The whole answer to a successful request."""
     stream = provider.open_stream(payload)
     await consume(stream)
     return stream.answer
