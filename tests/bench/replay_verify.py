@@ -48,7 +48,7 @@ from server.replay.verify.verification import Counts, add_counts
 from server.replay.verify.verifier import Verifier, VerifyOptions
 from tests.bench.long_conversation import serve_emulator
 from tests.bench.processes import in_process
-from tests.support.long_conversation_driver import open_talk
+from tests.support.long_conversation_driver import open_long_conversation
 
 TURNS = 4_000
 BATCH = 20

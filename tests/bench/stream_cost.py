@@ -27,7 +27,7 @@ from server.providers.anthropic.provider import AnthropicProvider
 from server.providers.gemini.provider import GeminiProvider
 from server.providers.provider import Provider
 from tests.bench.upstream import ANTHROPIC_MODEL, GEMINI_MODEL, anthropic_chunks, gemini_chunks
-from tests.contracts.provider_rig import build_payload, consume
+from tests.contracts.provider_harness import build_payload, consume
 from tests.recordings.replay import Replay
 
 CHUNKS = 2_000
@@ -37,7 +37,7 @@ WARM_UP = 3
 Step = Callable[[], Awaitable[None]]
 
 
-def serve(pieces: list[bytes], told: Connection) -> None:
+def serve(pieces: list[bytes], parent: Connection) -> None:
     """Until the process is ended."""
 
     async def run() -> None:
@@ -129,8 +129,8 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     servers, urls = [], []
     for pieces in (gemini_chunks(CHUNKS), anthropic_chunks(CHUNKS)):
-        hears, tells = context.Pipe(duplex=False)
-        server = context.Process(target=serve, args=(pieces, tells), daemon=True)
+        receiving, sending = context.Pipe(duplex=False)
+        server = context.Process(target=serve, args=(pieces, sending), daemon=True)
         server.start()
         servers.append(server)
         urls.append(receiving.recv())

@@ -49,7 +49,7 @@ async def collect(stream: ProviderStream, batches: list[Sequence[ProviderEvent]]
         batches.append(batch)  # noqa: PERF401  reason: keeps what came before a failure
 
 
-async def bring_to(rig: Rig, state: StreamState) -> tuple[ProviderStream, asyncio.Event | None, Any]:
+async def bring_to(harness: ProviderHarness, state: StreamState) -> tuple[ProviderStream, asyncio.Event | None, Any]:
     """A stream in the state, what its peer sets when it is done, and whatever has to be kept alive for it."""
     silent = {StreamState.WAITING: 0, StreamState.STREAMING: 3, StreamState.CANCELLED: 3}
     harness.queue_replies(SPEECH)
@@ -145,33 +145,33 @@ class StreamContract:
         assert await consume(stream) == []
         assert len(harness.requests()) == 1
 
-    async def test_batches_are_the_same_events(self, rig: Rig) -> None:
-        rig.says(SPEECH)
-        stream = rig.provider.open_stream(rig.ask("Tell me."))
+    async def test_batches_are_the_same_events(self, harness: ProviderHarness) -> None:
+        harness.queue_replies(SPEECH)
+        stream = harness.provider.open_stream(harness.ask("Tell me."))
         batches = [batch async for batch in stream.event_batches()]
         assert stream.state is StreamState.COMPLETE
         assert all(batches)
         assert [event for batch in batches for event in batch] == list(
-            rig.provider.open_fold().feed(stream.record.body)
+            harness.provider.open_fold().feed(stream.record.body)
         )
         assert [batch async for batch in stream.event_batches()] == []
         assert await consume(stream) == []
-        assert len(rig.requests()) == 1
+        assert len(harness.requests()) == 1
 
-    async def test_a_failure_follows_the_batches_before_it(self, rig: Rig) -> None:
-        rig.says(SPEECH)
-        rig.fails(FaultKind.CUT, after_chunks=4)
-        stream = rig.provider.open_stream(rig.ask("Tell me."))
+    async def test_a_failure_follows_the_batches_before_it(self, harness: ProviderHarness) -> None:
+        harness.queue_replies(SPEECH)
+        harness.inject_fault(FaultKind.CUT, after_chunks=4)
+        stream = harness.provider.open_stream(harness.ask("Tell me."))
         batches: list[Sequence[ProviderEvent]] = []
         with pytest.raises(ProviderDisconnected):
             await collect(stream, batches)
         assert batches
         assert stream.state is StreamState.FAILED
-        assert stream.answer == rig.provider.fold_body(stream.record.body)
+        assert stream.answer == harness.provider.fold_body(stream.record.body)
 
-    async def test_calls_are_announced_and_ended_in_order(self, rig: Rig) -> None:
-        rig.says(step(1))
-        stream = rig.provider.open_stream(rig.ask())
+    async def test_calls_are_announced_and_ended_in_order(self, harness: ProviderHarness) -> None:
+        harness.queue_replies(step(1))
+        stream = harness.provider.open_stream(harness.ask())
         events = await consume(stream)
         begun = [event.call_id for event in events if isinstance(event, ToolCallBegin)]
         ended = [event for event in events if isinstance(event, ToolCallEnd)]
@@ -228,20 +228,20 @@ class CancelContract:
         assert stream.state is StreamState.CANCELLED
         assert stream.answer == harness.provider.fold_body(stream.record.body)
 
-    async def test_cancel_between_two_batches_is_the_end(self, rig: Rig) -> None:
-        rig.says(SPEECH)
-        rig.fails(FaultKind.SILENCE, after_chunks=4)
-        stream = rig.provider.open_stream(rig.ask("Tell me."))
+    async def test_cancel_between_two_batches_is_the_end(self, harness: ProviderHarness) -> None:
+        harness.queue_replies(SPEECH)
+        harness.inject_fault(FaultKind.SILENCE, after_chunks=4)
+        stream = harness.provider.open_stream(harness.ask("Tell me."))
         batches = []
         async for batch in stream.event_batches():
             batches.append(batch)
             await stream.cancel()
         assert len(batches) == 1
         assert stream.state is StreamState.CANCELLED
-        await is_over(await rig.watch.next_visit())
+        await is_over(await harness.watch.next_visit())
 
-    async def test_two_cancels_at_once_are_one(self, rig: Rig) -> None:
-        stream, visit, listening = await bring_to(rig, StreamState.WAITING)
+    async def test_two_cancels_at_once_are_one(self, harness: ProviderHarness) -> None:
+        stream, visit, listening = await bring_to(harness, StreamState.WAITING)
         await asyncio.gather(stream.cancel(), stream.cancel(), stream.cancel())
         assert visit is not None
         await is_over(visit)

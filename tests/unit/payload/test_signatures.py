@@ -33,8 +33,8 @@ def withheld_from(turns: Sequence[BufferedTurn], asked: SignatureScope) -> Mappi
     return find_withheld(turns, asked, find_current_family(turns, asked)).reasons
 
 
-def answer(talk: Talk, model: str | None, **fields: Any) -> BufferedTurn:
-    talk.say("Go.")
+def answer(conversation: InMemoryConversation, model: str | None, **fields: Any) -> BufferedTurn:
+    conversation.say("Go.")
     dialect = "gemini" if (model or "gemini").startswith("gemini") else "anthropic"
     values: dict[str, Any] = {
         "native": Native(dialect=dialect, data=b"{}"),
@@ -83,9 +83,9 @@ def answer(talk: Talk, model: str | None, **fields: Any) -> BufferedTurn:
 def test_signatures_are_withheld_for_a_reason(
     made_by: str | None, fields: dict[str, Any], asked: str, reason: WithheldReason | None
 ) -> None:
-    talk = Talk()
-    turn = answer(talk, made_by, **fields)
-    assert withheld_from(talk.turns, scope(asked)) == ({} if reason is None else {turn.seq: reason})
+    conversation = InMemoryConversation()
+    turn = answer(conversation, made_by, **fields)
+    assert withheld_from(conversation.turns, scope(asked)) == ({} if reason is None else {turn.seq: reason})
 
 
 def test_results_under_another_prefix_permanently_end_all_thinking_before_them() -> None:
@@ -95,25 +95,25 @@ def test_results_under_another_prefix_permanently_end_all_thinking_before_them()
     answer(conversation, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
     conversation.say("Never mind.")
     before = {2: WithheldReason.PREFIX, 4: WithheldReason.PREFIX}
-    assert withheld_from(talk.turns, scope(model)) == before
-    talk.turns.pop()
-    answer(talk, model, native=Native(dialect="anthropic", data=b""))
-    talk.say("And?")
-    assert withheld_from(talk.turns, scope(model)) == before
-    talk.turns.pop()
-    answer(talk, model)
-    answer(talk, model)
-    assert withheld_from(talk.turns, scope(model)) == before
+    assert withheld_from(conversation.turns, scope(model)) == before
+    conversation.turns.pop()
+    answer(conversation, model, native=Native(dialect="anthropic", data=b""))
+    conversation.say("And?")
+    assert withheld_from(conversation.turns, scope(model)) == before
+    conversation.turns.pop()
+    answer(conversation, model)
+    answer(conversation, model)
+    assert withheld_from(conversation.turns, scope(model)) == before
 
 
 def test_a_loop_that_kept_its_prefix_ends_no_thinking() -> None:
     conversation = InMemoryConversation()
     model = "claude-fable-5-2"
-    answer(talk, model)
-    answer(talk, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
-    answer(talk, model, prefix_hash=ELSEWHERE)
-    answer(talk, model)
-    assert withheld_from(talk.turns, scope(model)) == {4: WithheldReason.PREFIX, 6: WithheldReason.PREFIX}
+    answer(conversation, model)
+    answer(conversation, model, blocks=(SIGNED_CALL,), prefix_hash=ELSEWHERE)
+    answer(conversation, model, prefix_hash=ELSEWHERE)
+    answer(conversation, model)
+    assert withheld_from(conversation.turns, scope(model)) == {4: WithheldReason.PREFIX, 6: WithheldReason.PREFIX}
 
 
 def test_withheld_signatures_are_recorded_by_reason() -> None:
@@ -132,6 +132,6 @@ def test_thinking_from_before_a_signed_block_stays_valid_after_it_and_that_of_an
     never = answer(conversation, "claude-fable-5-2", prefix_hash=None)
     behind = answer(conversation, "claude-fable-5-2")
     asked = replace(scope("claude-fable-5-2"), kept_prefix_hashes=(b"earlier", ELSEWHERE))
-    withheld = withheld_from(talk.turns, asked)
+    withheld = withheld_from(conversation.turns, asked)
     assert withheld == {other.seq: WithheldReason.PREFIX, never.seq: WithheldReason.PREFIX}
     assert withheld_from([before, behind], scope("claude-fable-5-2")) == {before.seq: WithheldReason.PREFIX}

@@ -33,7 +33,7 @@ from server.turns.handle import MAX_BATCH, EventReader
 from server.turns.live import LiveHandle, LiveTurn
 from server.web.json_text import encode_json
 from server.web.sse import EVENTS, KEEP_ALIVE, MAX_WRITE_BYTES, StreamOptions, TurnStream, describe_event, encode_event
-from tests.contracts.provider_rig import PATIENCE_SECONDS
+from tests.contracts.provider_harness import WAIT_SECONDS
 from tests.support.builders import A_TIME
 from tests.support.strategies import any_text, blocks, json_objects
 

@@ -25,7 +25,7 @@ from server.providers.wire.exchange import (
     begin_recording,
 )
 from server.providers.wire.transport import ResponseWait, SdkCall, WireLimits, WireTransport
-from tests.contracts.provider_rig import PATIENCE_SECONDS, Watch
+from tests.contracts.provider_harness import WAIT_SECONDS, Watch
 from tests.recordings.replay import Replay
 from tests.support.fakes.raw_server import RawConnection, open_raw_server
 
@@ -144,7 +144,7 @@ async def test_silence_is_a_timeout_and_leaves_what_had_arrived() -> None:
             await read(exchange)
         assert recording.body == PIECES[0]
         assert wire.slots.in_use == 0
-        await asyncio.wait_for((await watch.next_visit()).wait(), PATIENCE_SECONDS)
+        await asyncio.wait_for((await watch.next_visit()).wait(), WAIT_SECONDS)
 
 
 async def test_closing_leaves_what_had_arrived_and_disconnects_from_the_peer() -> None:
@@ -155,7 +155,7 @@ async def test_closing_leaves_what_had_arrived_and_disconnects_from_the_peer() -
         exchange.close()
         exchange.close()
         assert wire.slots.in_use == 0
-        await asyncio.wait_for((await watch.next_visit()).wait(), PATIENCE_SECONDS)
+        await asyncio.wait_for((await watch.next_visit()).wait(), WAIT_SECONDS)
         assert recording.body == PIECES[0]
         assert recording.ended_at is not None
 
@@ -168,7 +168,7 @@ async def test_a_reader_is_woken_when_another_task_closes() -> None:
         await asyncio.sleep(0)
         exchange.close()
         with pytest.raises(WireCut):
-            await asyncio.wait_for(reading, PATIENCE_SECONDS)
+            await asyncio.wait_for(reading, WAIT_SECONDS)
 
 
 async def test_the_connection_is_reused_after_a_complete_answer() -> None:
@@ -218,16 +218,16 @@ async def test_a_wait_that_another_task_ends_closes_the_connection_and_gives_the
                 await transport.open(head, b"{}", recording, wait, streamed=True)
 
         opening = asyncio.create_task(open_and_wait())
-        await asyncio.wait_for(asked.wait(), PATIENCE_SECONDS)
+        await asyncio.wait_for(asked.wait(), WAIT_SECONDS)
         wait.end()
         wait.end()
         wait.limit(60)
         with pytest.raises(WireTimedOut):
-            await asyncio.wait_for(opening, PATIENCE_SECONDS)
+            await asyncio.wait_for(opening, WAIT_SECONDS)
         wait.end()
         assert (slots.in_use, recording.status) == (0, None)
         assert recording.ended_at is not None
-        await asyncio.wait_for(left.wait(), PATIENCE_SECONDS)
+        await asyncio.wait_for(left.wait(), WAIT_SECONDS)
 
 
 async def test_no_compression_is_asked_for_and_what_comes_is_kept_as_it_comes() -> None:
