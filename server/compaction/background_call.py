@@ -158,7 +158,7 @@ async def ask_in_background(
     )
     code: str | None = Internal.code
     try:
-        async for _ in call.events():
+        async for _ in call.event_batches():
             pass
         code = None
     except asyncio.CancelledError:

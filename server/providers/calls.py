@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
@@ -164,8 +164,8 @@ class RetryingCall:
         """Whether the last attempt has ended and no other one follows: the rest takes no time."""
         return bool(self.attempts) and not self._waits and self.stream.state in ENDED
 
-    async def events(self) -> AsyncGenerator[ProviderEvent, None]:
-        """The events of the last attempt, and of the paused ones that it continues. May be used once.
+    async def event_batches(self) -> AsyncGenerator[Sequence[ProviderEvent], None]:
+        """The events of the last attempt, and of the paused ones that it continues, as they arrive. May be used once.
 
         Raises the last attempt's `ProviderFailed`, and what the callbacks raise.
         """
@@ -178,17 +178,19 @@ class RetryingCall:
             held: list[ProviderEvent] = []
             given = False
             try:
-                async with aclosing(_hold_usage(attempt.stream, held)) as events:
-                    async for event in events:
-                        given = True
-                        yield self._sum_usage(event)
+                async with aclosing(attempt.stream.event_batches()) as batches:
+                    async for batch in batches:
+                        released = batch if given else _hold_usage(held, batch)
+                        if released:
+                            given = True
+                            yield self._sum_usage(released)
             except ProviderFailed as error:
                 attempt.failure = error
                 given = given and not self._retries_after_events
                 if await self._prepare_retry(attempt, budget, time.monotonic() - began, events_given=given):
                     continue
-            for event in held:
-                yield self._sum_usage(event)
+            if held:
+                yield self._sum_usage(held)
             if attempt.failure is not None and not self._cancelled.is_set():
                 raise attempt.failure
             self._learn(attempt)
@@ -252,11 +254,16 @@ class RetryingCall:
         )
         return True
 
-    def _sum_usage(self, event: ProviderEvent) -> ProviderEvent:
-        """Adds the usage of the paused attempts, so that the event states the usage of the whole answer so far."""
-        if not self._continued or not isinstance(event, UsageReported):
-            return event
-        return replace(event, usage=add_usages([self._usage_before, event.usage]))
+    def _sum_usage(self, batch: Sequence[ProviderEvent]) -> Sequence[ProviderEvent]:
+        """Adds the usage of the paused attempts, so that the events state the usage of the whole answer so far."""
+        if not self._continued:
+            return batch
+        return [
+            replace(event, usage=add_usages([self._usage_before, event.usage]))
+            if isinstance(event, UsageReported)
+            else event
+            for event in batch
+        ]
 
     async def _prepare_retry(
         self, attempt: Attempt, budget: RetryBudget, call_seconds: float, *, events_given: bool
@@ -327,15 +334,11 @@ class RetryingCall:
         self._estimate.learn(attempt.payload.model, len(stream.record.request_body), stream.answer.usage.input_tokens)
 
 
-async def _hold_usage(stream: ProviderStream, held: list[ProviderEvent]) -> AsyncGenerator[ProviderEvent, None]:
-    """The events of a stream. Usage that is reported before any content is held in `held` until content arrives."""
-    has_content = False
-    async with aclosing(stream.events()) as events:
-        async for event in events:
-            if not has_content and isinstance(event, UsageReported):
-                held.append(event)
-                continue
-            has_content = True
-            while held:
-                yield held.pop(0)
-            yield event
+def _hold_usage(held: list[ProviderEvent], batch: Sequence[ProviderEvent]) -> Sequence[ProviderEvent]:
+    """Returns the events that are passed on. Usage that is reported before any content is held until that arrives."""
+    held += batch
+    if all(isinstance(event, UsageReported) for event in held):
+        return ()
+    released = tuple(held)
+    held.clear()
+    return released

@@ -176,11 +176,11 @@ class TurnRunner:
         self._checkpointer.attend(prepared, call)
         if not self._live.cancel_requested.is_set():
             try:
-                async with aclosing(call.events()) as events:
-                    async for event in events:
+                async with aclosing(call.event_batches()) as batches:
+                    async for events in batches:
                         if self._times.first_event is None:
                             self._note(first_event=time.monotonic() - self._began)
-                        self._live.append((event,))
+                        self._live.append(events)
             except REJECTIONS as failure:
                 await self._note_rejected(failure)
                 raise

@@ -229,11 +229,11 @@ class CrashingStream:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    async def events(self) -> AsyncGenerator[ProviderEvent, None]:
-        async with aclosing(self._stream.events()) as events:
-            async for event in events:
+    async def event_batches(self) -> AsyncGenerator[Sequence[ProviderEvent], None]:
+        async with aclosing(self._stream.event_batches()) as batches:
+            async for batch in batches:
                 self._fate.reach("after_first_event")
-                yield event
+                yield batch
         self._fate.reach("after_last_byte")
         if self._fate.crash_at == "after_last_byte_flushed":
             while len(self._fate.flushed) < len(self._stream.record.body):  # noqa: ASYNC110  reason: there is no event to wait for

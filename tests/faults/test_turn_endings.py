@@ -269,10 +269,10 @@ class SlowStream:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    async def events(self) -> AsyncGenerator[ProviderEvent, None]:
-        async with aclosing(self._stream.events()) as events:
-            async for event in events:
-                yield event
+    async def event_batches(self) -> AsyncGenerator[Sequence[ProviderEvent], None]:
+        async with aclosing(self._stream.event_batches()) as batches:
+            async for batch in batches:
+                yield batch
         await self._wait()
 
 
@@ -454,10 +454,10 @@ class BuggyStream(SlowStream):
     def answer(self) -> ProviderAnswer:
         raise RecursionError
 
-    async def events(self) -> AsyncGenerator[ProviderEvent, None]:
-        async with aclosing(self._stream.events()) as events:
-            async for event in events:
-                yield event
+    async def event_batches(self) -> AsyncGenerator[Sequence[ProviderEvent], None]:
+        async with aclosing(self._stream.event_batches()) as batches:
+            async for batch in batches:
+                yield batch
         raise RecursionError
 
 

@@ -56,7 +56,7 @@ async def arm(url: str, **fault: object) -> None:
 async def test_a_transient_failure_is_hidden_but_recorded(emulator: str, provider: AnthropicProvider) -> None:
     await arm(emulator, kind="overloaded", times=2)
     call = RetryingCall(provider, payload(provider), QUICK)
-    events = [event async for event in call.events()]
+    events = [event async for batch in call.event_batches() for event in batch]
     assert any(isinstance(event, TextDelta) for event in events)
     assert [attempt.stream.state for attempt in call.attempts] == [
         StreamState.FAILED,
@@ -74,7 +74,7 @@ async def test_a_successful_call_updates_the_estimate(provider: AnthropicProvide
     before = estimate.estimate(asked.model, 10_000)
     for _ in range(3):
         call = RetryingCall(provider, asked, QUICK, estimate=estimate)
-        _ = [event async for event in call.events()]
+        _ = [event async for batch in call.event_batches() for event in batch]
     size, reported = len(call.stream.record.request_body), call.stream.answer.usage.input_tokens
     assert reported > 100
     assert estimate.estimate(asked.model, 10_000) != before
@@ -86,7 +86,7 @@ async def test_a_failed_call_does_not_update_the_estimate(emulator: str, provide
     await arm(emulator, kind="rate_limited_no_delay", times=1)
     asked = replace(payload(provider), static_text="You are a careful assistant. " * 200)
     with pytest.raises(ProviderQuotaExceeded):
-        _ = [event async for event in RetryingCall(provider, asked, QUICK, estimate=estimate).events()]
+        _ = [batch async for batch in RetryingCall(provider, asked, QUICK, estimate=estimate).event_batches()]
     assert estimate.estimate(asked.model, 10_000) == TokenEstimate().estimate(asked.model, 10_000)
 
 
@@ -94,7 +94,7 @@ async def test_retries_end(emulator: str, provider: AnthropicProvider) -> None:
     await arm(emulator, kind="overloaded", times=10)
     call = RetryingCall(provider, payload(provider), QUICK)
     with pytest.raises(ProviderOverloaded):
-        _ = [event async for event in call.events()]
+        _ = [event async for batch in call.event_batches() for event in batch]
     assert len(call.attempts) == QUICK.attempts
 
 
@@ -102,7 +102,7 @@ async def test_nothing_received_is_repeated(emulator: str, provider: AnthropicPr
     await arm(emulator, kind="cut", times=1, after_chunks=4)
     call = RetryingCall(provider, payload(provider), QUICK)
     with pytest.raises(ProviderDisconnected):
-        _ = [event async for event in call.events()]
+        _ = [event async for batch in call.event_batches() for event in batch]
     assert call.stream.answer.blocks
     assert len(call.attempts) == 1
 
@@ -121,7 +121,7 @@ async def test_a_permanent_failure_is_reported_at_once(
     await arm(emulator, times=1, **fault)
     call = RetryingCall(provider, payload(provider), QUICK)
     with pytest.raises(error):
-        _ = [event async for event in call.events()]
+        _ = [event async for batch in call.event_batches() for event in batch]
     assert len(call.attempts) == 1
 
 
@@ -129,7 +129,7 @@ async def test_a_permanent_failure_is_reported_at_once(
 async def test_a_failure_after_usage_alone_is_hidden(emulator: str, provider: AnthropicProvider, kind: str) -> None:
     await arm(emulator, kind=kind, times=1, after_chunks=0)
     call = RetryingCall(provider, payload(provider), QUICK)
-    events = [event async for event in call.events()]
+    events = [event async for batch in call.event_batches() for event in batch]
     assert [attempt.stream.state for attempt in call.attempts] == [StreamState.FAILED, StreamState.COMPLETE]
     assert events == events_in(provider, call)
     assert isinstance(events[0], UsageReported)
@@ -153,7 +153,7 @@ async def test_the_failure_of_each_attempt_is_recorded(emulator: str, provider: 
     await arm(emulator, kind="overloaded", times=1)
     await arm(emulator, kind="cut", times=1, after_chunks=0)
     call = RetryingCall(provider, payload(provider), QUICK)
-    _ = [event async for event in call.events()]
+    _ = [event async for batch in call.event_batches() for event in batch]
     assert [attempt.failure_code for attempt in call.attempts] == ["provider_overloaded", "provider_disconnected", None]
 
 
@@ -174,8 +174,8 @@ async def test_cancel_does_not_wait_for_the_next_attempt(emulator: str, provider
 
 async def listen(call: RetryingCall, received: list[ProviderEvent]) -> None:
     """Record the received events, also if the call fails."""
-    async for event in call.events():
-        received.append(event)  # noqa: PERF401  reason: a comprehension would lose them
+    async for batch in call.event_batches():
+        received.extend(batch)
 
 
 def events_in(provider: AnthropicProvider, call: RetryingCall) -> list[ProviderEvent]:
@@ -185,7 +185,7 @@ def events_in(provider: AnthropicProvider, call: RetryingCall) -> list[ProviderE
 
 async def test_a_cancelled_call_is_not_retried(emulator: str, provider: AnthropicProvider) -> None:
     call = RetryingCall(provider, payload(provider), QUICK)
-    async for _ in call.events():
+    async for _ in call.event_batches():
         await call.cancel()
     assert [attempt.stream.state for attempt in call.attempts] == [StreamState.CANCELLED]
     assert emulator

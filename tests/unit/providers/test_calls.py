@@ -31,12 +31,12 @@ class FailingProvider:
         self.asked.append(payload.cached_content)
         failure = self.failures.pop(0) if self.failures else None
 
-        async def events() -> AsyncIterator[ProviderEvent]:
+        async def event_batches() -> AsyncIterator[list[ProviderEvent]]:
             if failure is not None:
                 raise failure
-            yield TextDelta(text="Yes.")
+            yield [TextDelta(text="Yes.")]
 
-        return SimpleNamespace(events=events, state=StreamState.COMPLETE)
+        return SimpleNamespace(event_batches=event_batches, state=StreamState.COMPLETE)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ async def test_a_missing_cache_is_not_an_attempt(
     provider = FailingProvider(failures=list(failures))
     payload = build_payload("m", [b"{}"], cached_content="cachedContents/1")
     call = RetryingCall(cast(Provider, provider), payload, RetryPolicy(attempts=attempts))
-    assert len([event async for event in call.events()]) == 1
+    assert len([batch async for batch in call.event_batches()]) == 1
     assert [name is not None for name in provider.asked] == cached
     assert [attempt.failure for attempt in call.attempts] == [*failures, None]
 
@@ -63,5 +63,5 @@ async def test_the_retry_budget_still_ends() -> None:
     payload = build_payload("m", [b"{}"], cached_content="cachedContents/1")
     call = RetryingCall(cast(Provider, provider), payload, RetryPolicy(attempts=2))
     with pytest.raises(ProviderOverloaded):
-        _ = [event async for event in call.events()]
+        _ = [batch async for batch in call.event_batches()]
     assert len(provider.asked) == 3
