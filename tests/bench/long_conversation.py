@@ -35,7 +35,7 @@ from server.postgres.embedded.service import open_embedded
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up
 from server.providers.choice import ANTHROPIC, GEMINI, KEY_VARIABLES, ProviderChoice
-from tests.bench.http_turn import Serving, in_process
+from tests.bench.processes import Serving, in_process
 from tests.support.long_conversation_driver import (
     LongConversationDriver,
     Sample,

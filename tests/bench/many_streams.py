@@ -28,7 +28,8 @@ from server.emulator.server import emulating
 from server.postgres.connections import DatabaseOptions
 from server.postgres.embedded.service import open_embedded
 from server.postgres.migrations import migrate_up
-from tests.bench.http_turn import Serving, in_process, serve_strata
+from tests.bench.processes import Serving, in_process
+from tests.bench.strata_server import serve_strata
 from tests.support.emulators import MODELS
 
 WORDS = 5
@@ -157,8 +158,7 @@ async def main() -> None:
         embedded = stack.enter_context(open_embedded(Path(place) / "data"))
         await migrate_up(DatabaseOptions(url=embedded.url))
         upstream = await stack.enter_async_context(in_process(serve_metronome, streams))
-        urls = {"gemini": upstream.url, "anthropic": upstream.url}
-        strata = await stack.enter_async_context(in_process(serve_strata, embedded.url, urls, None))
+        strata = await stack.enter_async_context(in_process(serve_strata, embedded.url, upstream.url))
         await measure(strata, streams, options.per_second)
 
 

@@ -46,8 +46,8 @@ from server.replay.verify.answer_check import fold_raw, is_answer
 from server.replay.verify.recorded_calls import CallFilter, RecordedCall
 from server.replay.verify.verification import Counts, add_counts
 from server.replay.verify.verifier import Verifier, VerifyOptions
-from tests.bench.http_turn import in_process
 from tests.bench.long_conversation import serve_emulator
+from tests.bench.processes import in_process
 from tests.support.long_conversation_driver import open_long_conversation
 
 TURNS = 4_000

@@ -9,13 +9,11 @@ that whatever else the machine does hits all of them. CPU is that of this proces
 """
 
 import asyncio
-import json
 import multiprocessing
 import statistics
 import time
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
-from typing import Any
 
 import aiohttp
 import anthropic
@@ -28,48 +26,15 @@ from server.emulator.server import emulating
 from server.providers.anthropic.provider import AnthropicProvider
 from server.providers.gemini.provider import GeminiProvider
 from server.providers.provider import Provider
+from tests.bench.upstream import ANTHROPIC_MODEL, GEMINI_MODEL, anthropic_chunks, gemini_chunks
 from tests.contracts.provider_harness import build_payload, consume
 from tests.recordings.replay import Replay
 
 CHUNKS = 2_000
 ROUNDS = 15
 WARM_UP = 3
-WORDS = "some words of an answer, as many as come at once "
-GEMINI_MODEL, ANTHROPIC_MODEL = "gemini-3.8-flash", "claude-fable-5-2"
 
 Step = Callable[[], Awaitable[None]]
-
-
-def gemini_pieces(count: int = CHUNKS) -> list[bytes]:
-    def chunk(part: dict[str, Any], **more: Any) -> bytes:
-        candidate = {"content": {"parts": [part], "role": "model"}, **more, "index": 0}
-        usage = {"promptTokenCount": 1200, "candidatesTokenCount": 9, "totalTokenCount": 1209, "thoughtsTokenCount": 80}
-        document = {"candidates": [candidate], "usageMetadata": usage, "modelVersion": GEMINI_MODEL, "responseId": "r1"}
-        return f"data: {json.dumps(document)}\r\n\r\n".encode()
-
-    return [
-        *[chunk({"text": WORDS})] * (count - 1),
-        chunk({"text": "", "thoughtSignature": "c2ln"}, finishReason="STOP"),
-    ]
-
-
-def anthropic_pieces(count: int = CHUNKS) -> list[bytes]:
-    def event(**data: Any) -> bytes:
-        return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
-
-    usage = {"input_tokens": 1200, "output_tokens": 1}
-    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": ANTHROPIC_MODEL, "content": []}
-    delta = event(type="content_block_delta", index=0, delta={"type": "text_delta", "text": WORDS})
-    return [
-        event(type="message_start", message={**message, "stop_reason": None, "stop_sequence": None, "usage": usage}),
-        event(type="content_block_start", index=0, content_block={"type": "text", "text": ""}),
-        *[delta] * (count - 5),
-        event(type="content_block_stop", index=0),
-        event(
-            type="message_delta", delta={"stop_reason": "end_turn", "stop_sequence": None}, usage={"output_tokens": 9}
-        ),
-        event(type="message_stop"),
-    ]
 
 
 def serve(pieces: list[bytes], parent: Connection) -> None:
@@ -163,7 +128,7 @@ async def measure(url_gemini: str, url_anthropic: str) -> None:
 def main() -> None:
     context = multiprocessing.get_context("spawn")
     servers, urls = [], []
-    for pieces in (gemini_pieces(), anthropic_pieces()):
+    for pieces in (gemini_chunks(CHUNKS), anthropic_chunks(CHUNKS)):
         receiving, sending = context.Pipe(duplex=False)
         server = context.Process(target=serve, args=(pieces, sending), daemon=True)
         server.start()
