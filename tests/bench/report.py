@@ -89,7 +89,7 @@ def _show_spread(values: Sequence[float]) -> str:
     if not values:
         return ""
     middle = _show(statistics.median(values))
-    return middle if len(values) == 1 else f"{middle} [{_show(min(values))}, {_show(max(values))}]"
+    return middle if min(values) == max(values) else f"{middle} [{_show(min(values))}, {_show(max(values))}]"
 
 
 def render_table(figures: Iterable[Figure]) -> str:
