@@ -1,0 +1,87 @@
+"""The benchmarks work: a tiny run produces every figure. Nothing here depends on how long anything takes."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.bench.report import Figure, Goal, render_comparison, render_table
+from tests.bench.upstream import CHUNKS, anthropic_chunks, chat_chunks, gemini_chunks, responses_chunks
+from tests.unit.house.repository import ROOT
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    file = tmp_path_factory.mktemp("bench") / "report.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench", "--quick", "--output", str(file)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return document
+
+
+def values_of(report: dict[str, Any], name: str) -> list[float]:
+    found = [figure["values"] for figure in report["figures"] if figure["name"] == name]
+    assert len(found) == 1, [figure["name"] for figure in report["figures"]]
+    values: list[float] = found[0]
+    return values
+
+
+def test_a_run_measures_every_section_beside_its_floor(report: dict[str, Any]) -> None:
+    names = [figure["name"] for figure in report["figures"]]
+    beside_floor = [figure for figure in report["figures"] if figure["name"].startswith(("HTTP turn", "store step"))]
+
+    assert len(names) == len(set(names))
+    for start in ("HTTP turn", "CPU per turn", "store step", "per turn", "20 slow streams"):
+        assert any(name.startswith(start) for name in names)
+    assert all(len(figure["values"]) == len(figure["floor"]) >= 1 for figure in beside_floor)
+
+
+def test_counts_are_those_of_real_turns(report: dict[str, Any]) -> None:
+    assert values_of(report, "20 slow streams: lost words") == [0]
+    for provider in ("gemini", "anthropic"):
+        # A turn is accepted and finished, each with a statement of its own.
+        assert values_of(report, f"per turn, {provider}: statements, all")[0] >= 2
+        assert values_of(report, f"per turn, {provider}: WAL")[0] > 0
+
+
+def test_a_report_names_its_command_and_the_machine(report: dict[str, Any]) -> None:
+    assert report["command"].startswith("python -m tests.bench --quick")
+    assert {"cpu", "cores", "load_average", "python", "commit", "measured_at"} <= set(report["machine"])
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    figure = Figure(name="x", unit="ms", values=[2, 6, 10], floor=[1, 2, 5], goal=Goal(of="ratio", limit=2))
+
+    assert figure.ratios == [2, 3, 2]
+    assert figure.meets_goal
+    assert "| 2 [2, 3] | ≤ 2 x | met |" in render_table([figure])
+
+
+def test_a_difference_to_the_floor_can_be_a_goal() -> None:
+    goal = Goal(of="difference", limit=2)
+
+    assert Figure(name="x", unit="ms", values=[3.5], floor=[1.5], goal=goal).meets_goal
+    assert not Figure(name="x", unit="ms", values=[4], floor=[1.5], goal=goal).meets_goal
+
+
+def test_an_earlier_run_is_compared_by_ratio_if_there_is_a_floor() -> None:
+    before = [Figure(name="a", unit="ms", values=[4], floor=[1]), Figure(name="b", unit="ms", values=[10])]
+    now = [Figure(name="a", unit="ms", values=[4], floor=[2]), Figure(name="b", unit="ms", values=[9])]
+
+    shown = render_comparison(now, {"figures": [figure.to_document() for figure in before]})
+
+    assert "| a      | ratio    | 4       | 2   | -50 %  |" in shown
+    assert "| b      | median   | 10      | 9   | -10 %  |" in shown
+
+
+def test_the_upstream_sends_as_many_chunks_in_every_format() -> None:
+    assert [len(make()) for make in (gemini_chunks, anthropic_chunks, chat_chunks, responses_chunks)] == [CHUNKS] * 4
