@@ -11,7 +11,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve test unit test-faults bench check format lock reference migration clean stale
+.PHONY: help demo serve test unit test-faults bench bench-peers check format lock reference migration clean stale
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,9 @@ test-faults: $(DEV) ## Kill servers, workers and Postgres 500 times while client
 # Not tests: they measure, and nothing fails because it is slow. See docs/operations/benchmarks.md.
 bench: $(DEV) ## Measure Strata beside its floors, as ratios (ARGS="--output FILE --compare EARLIER.json --quick")
 	$(BIN)/python -m tests.bench $(ARGS)
+
+bench-peers: $(DEV) ## Measure comparable servers and libraries in the same way, each in .venv-peers (ARGS="--only smg")
+	$(BIN)/python -m tests.bench.peers $(ARGS)
 
 check: $(DEV) ## Lint, format, types and import rules
 	$(BIN)/ruff check

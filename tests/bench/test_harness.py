@@ -66,6 +66,14 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert "| 2 [2, 3] | ≤ 2 x | met |" in render_table([figure])
 
 
+def test_a_floor_of_zero_has_no_ratio() -> None:
+    figure = Figure(name="x", unit="bytes", values=[8], floor=[0], goal=Goal(of="ratio", limit=2))
+
+    assert figure.ratios == []
+    assert figure.meets_goal is None
+    assert "ratio" not in figure.to_document()
+
+
 def test_a_difference_to_the_floor_can_be_a_goal() -> None:
     goal = Goal(of="difference", limit=2)
 
