@@ -3,18 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.bench.report import Figure, Goal, render_comparison, render_table
 from tests.bench.upstream import CHUNKS, anthropic_chunks, chat_chunks, gemini_chunks, responses_chunks
 from tests.unit.house.repository import ROOT
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    file = tmp_path_factory.mktemp("bench") / "report.json"
+def run_quickly(file: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench", "--quick", "--output", str(file)],
         cwd=ROOT,
@@ -28,32 +25,22 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return document
 
 
-def values_of(report: dict[str, Any], name: str) -> list[float]:
-    found = [figure["values"] for figure in report["figures"] if figure["name"] == name]
-    assert len(found) == 1, [figure["name"] for figure in report["figures"]]
-    values: list[float] = found[0]
-    return values
+def test_a_tiny_run_measures_every_section(tmp_path: Path) -> None:
+    # One test for all of it, because the run is long.
+    report = run_quickly(tmp_path / "report.json")
+    figures = {figure["name"]: figure for figure in report["figures"]}
 
-
-def test_a_run_measures_every_section_beside_its_floor(report: dict[str, Any]) -> None:
-    names = [figure["name"] for figure in report["figures"]]
-    beside_floor = [figure for figure in report["figures"] if figure["name"].startswith(("HTTP turn", "store step"))]
-
-    assert len(names) == len(set(names))
+    assert len(figures) == len(report["figures"])
     for start in ("HTTP turn", "CPU per turn", "store step", "per turn", "20 slow streams"):
-        assert any(name.startswith(start) for name in names)
-    assert all(len(figure["values"]) == len(figure["floor"]) >= 1 for figure in beside_floor)
-
-
-def test_counts_are_those_of_real_turns(report: dict[str, Any]) -> None:
-    assert values_of(report, "20 slow streams: lost words") == [0]
+        assert any(name.startswith(start) for name in figures)
+    for name, figure in figures.items():
+        if name.startswith(("HTTP turn", "store step")):
+            assert len(figure["values"]) == len(figure["floor"]) >= 1
+    assert figures["20 slow streams: lost words"]["values"] == [0]
     for provider in ("gemini", "anthropic"):
         # A turn is accepted and finished, each with a statement of its own.
-        assert values_of(report, f"per turn, {provider}: statements, all")[0] >= 2
-        assert values_of(report, f"per turn, {provider}: WAL")[0] > 0
-
-
-def test_a_report_names_its_command_and_the_machine(report: dict[str, Any]) -> None:
+        assert figures[f"per turn, {provider}: statements, all"]["values"][0] >= 2
+        assert figures[f"per turn, {provider}: WAL"]["values"][0] > 0
     assert report["command"].startswith("python -m tests.bench --quick")
     assert {"cpu", "cores", "load_average", "python", "commit", "measured_at"} <= set(report["machine"])
 
