@@ -23,7 +23,7 @@ ROUNDS = 3
 
 
 async def measure_http(cores: Cores, options: argparse.Namespace) -> list[Figure]:
-    async with http_turn.open_surroundings(cores) as around:
+    async with http_turn.open_surroundings(cores, separate_writes=options.separate_writes) as around:
         return await http_turn.measure(around, rounds=options.rounds, quick=options.quick)
 
 
@@ -78,6 +78,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=None, help=f"interleaved rounds of the HTTP section ({ROUNDS})")
     parser.add_argument("--quick", action="store_true", help="a small run that shows only that it works")
+    parser.add_argument(
+        "--separate-writes", action="store_true", help="http: the upstream sends each chunk in a write of its own"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--compare", type=Path, metavar="EARLIER.json", help="show the difference to an earlier run")
     options = parser.parse_args(arguments)
