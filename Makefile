@@ -11,7 +11,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo serve test unit test-faults check format lock reference migration clean stale
+.PHONY: help demo serve test unit test-faults bench bench-peers check format lock reference migration clean stale
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,13 @@ unit: $(DEV) ## The fast tests: no database, no browser, no long property tests 
 test-faults: $(DEV) ## Kill servers, workers and Postgres 500 times while clients talk, and check what is left (KILLS=, SEED=)
 	$(BIN)/pytest tests/faults
 	$(BIN)/python -m tests.faults.chaos --kills $(or $(KILLS),500) $(if $(SEED),--seed $(SEED))
+
+# Not tests: they measure, and nothing fails because it is slow. See docs/operations/benchmarks.md.
+bench: $(DEV) ## Measure Strata beside its floors, as ratios (ARGS="--output FILE --compare EARLIER.json --quick")
+	$(BIN)/python -m tests.bench $(ARGS)
+
+bench-peers: $(DEV) ## Measure comparable servers and libraries in the same way, each in .venv-peers (ARGS="--only smg")
+	$(BIN)/python -m tests.bench.peers $(ARGS)
 
 check: $(DEV) ## Lint, format, types and import rules
 	$(BIN)/ruff check
@@ -57,7 +64,7 @@ migration: $(RUN) ## Begin a migration (NAME=add_segments)
 	@exec $(BIN)/strata migrate new $(or $(NAME),$(error Say what it does: make migration NAME=add_segments))
 
 clean: ## Remove the virtual environment and the caches of the tools
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 
 # A stamp is written last: an installation that was interrupted is not taken for a complete one. A changed lock starts
 # from nothing, so that what left the lock leaves the environment, and so does one that was moved or lost its Python.

@@ -1,24 +1,20 @@
-"""How long the words of a provider take to reach their clients while many streams are open at the same time.
+"""Many slow streams at once: how late their words arrive, what each costs in memory, and how late the event loop is.
 
-    python -m tests.bench.many_streams [--streams 1000] [--per-second 50]
+    python -m tests.bench.many_streams [--streams 2000] [--per-second 50] [--quick]
 
 An upstream in another process answers every request with a word at once, waits until as many requests as there are
 streams have come, and then says a word a second to each of them. Each word is the time at which it was sent, by the
-clock that all processes of a machine share; the client subtracts. Nothing ends before all have heard their first word:
-a limit of simultaneous calls below the number of streams would show as a run that does not end.
+clock that all processes of a machine share; the client subtracts. Every client has to get every word: a missing one
+ends the run with an error, and so does a limit of simultaneous calls below the number of streams. Memory is what the
+server process has grown by from the last conversation created to the last stream opened.
 """
 
 import argparse
 import asyncio
 import json
 import os
-import statistics
 import time
-from contextlib import AsyncExitStack
 from multiprocessing.connection import Connection
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import aiohttp
 import uvloop
@@ -32,9 +28,13 @@ from tests.bench.processes import Serving, in_process
 from tests.bench.strata_server import serve_strata
 from tests.support.emulators import MODELS
 
+STREAMS = 2_000
+QUICK_STREAMS = 20
+PER_SECOND = 50.0
 WORDS = 5
 """For each stream, after its first."""
 _PREFIX = "at "
+_LIMIT_SECONDS = 300
 
 
 class Metronome:
@@ -61,7 +61,7 @@ class Metronome:
             self._all_there.set()
         await self._all_there.wait()
         # The streams speak in turns, and not all at the same moment.
-        await asyncio.sleep(number / self._streams)
+        await asyncio.sleep(1 + number / self._streams)
         for _ in range(WORDS):
             await exchange.send(_word())
             await asyncio.sleep(1)
@@ -82,67 +82,111 @@ def _word(**more: str) -> bytes:
 async def serve_metronome(parent: Connection, streams: int) -> None:
     async with emulating(Metronome(streams)) as url:
         parent.send(Serving(pid=os.getpid(), url=url))
-        await asyncio.to_thread(parent.poll, None)
+        await wait_for_end(parent)
 
 
-async def listen(
-    session: aiohttp.ClientSession, url: str, headers: dict[str, str], pause_seconds: float
-) -> tuple[float, list[float]]:
-    """How long the first word took from the request, and how late each word was."""
-    await asyncio.sleep(pause_seconds)
-    began = time.monotonic()
-    first, late = 0.0, []
-    async with session.post(url, json={"input": "Tell me the time."}, headers=headers) as answer:
-        assert answer.status == 200, await answer.read()
-        async for line in answer.content:
-            if line.startswith(b"data: ") and _PREFIX.encode() in line:
-                text = json.loads(line[6:]).get("text", "")
-                if text.startswith(_PREFIX):
-                    now = time.monotonic()
-                    first = first or now - began
-                    late.append(now - float(text.removeprefix(_PREFIX)))
-    assert len(late) == WORDS + 2, late
-    return first, late
+class Listeners:
+    """The clients of all streams."""
+
+    def __init__(self, target: StrataTarget, streams: int, per_second: float) -> None:
+        self._target = target
+        self._streams = streams
+        self._per_second = per_second
+        self._open_count = 0
+        self._memory_before = 0
+        self.memory_bytes = 0
+        """What the server has grown by when every stream has had its first word."""
+        self.first_seconds: list[float] = []
+        """From the request to its first word."""
+        self.late_seconds: list[float] = []
+        """From the sending of a word to its arrival."""
+
+    async def listen_all(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=_LIMIT_SECONDS)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            paths = [await self._open_conversation(session) for _ in range(self._streams)]
+            self._memory_before = self._target.serving.memory_bytes()
+            await asyncio.gather(*(self._listen(session, path, number) for number, path in enumerate(paths)))
+
+    async def _open_conversation(self, session: aiohttp.ClientSession) -> str:
+        target = self._target
+        url, body = f"{target.serving.url}/v1/conversations", {"assistant_id": target.assistant_id}
+        async with session.post(url, json=body, headers=target.headers) as answer:
+            assert answer.status == 201, await answer.read()
+            return f"{url}/{(await answer.json())['id']}/turns"
+
+    async def _listen(self, session: aiohttp.ClientSession, url: str, number: int) -> None:
+        await asyncio.sleep(number / self._per_second)
+        began, late = time.monotonic(), []
+        headers = {**self._target.headers, "accept": "text/event-stream"}
+        async with session.post(url, json={"input": "Tell me the time."}, headers=headers) as answer:
+            assert answer.status == 200, await answer.read()
+            async for line in answer.content:
+                sent_at = _read_time(line)
+                if sent_at is None:
+                    continue
+                now = time.monotonic()
+                late.append(now - sent_at)
+                if len(late) == 1:
+                    self.first_seconds.append(now - began)
+                    self._count_open()
+        assert len(late) == WORDS + 2, late
+        self.late_seconds += late[1:]
+
+    def _count_open(self) -> None:
+        self._open_count += 1
+        if self._open_count == self._streams:
+            self.memory_bytes = self._target.serving.memory_bytes() - self._memory_before
 
 
-async def measure(strata: Serving, streams: int, per_second: float) -> None:
-    headers = {"authorization": f"Bearer {strata.key}", "accept": "text/event-stream"}
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=300)) as session:
+def _read_time(line: bytes) -> float | None:
+    if not line.startswith(b"data: ") or _PREFIX.encode() not in line:
+        return None
+    text = json.loads(line[6:]).get("text", "")
+    return float(text.removeprefix(_PREFIX)) if text.startswith(_PREFIX) else None
 
-        async def make(path: str, body: dict[str, Any]) -> Any:
-            async with session.post(strata.url + path, json=body, headers=headers) as answer:
-                assert answer.status == 201, await answer.read()
-                return await answer.json()
 
-        definition = {"name": "clock", "provider": "gemini", "model": MODELS["gemini"]}
-        assistant = await make("/v1/assistants", definition)
-        urls = []
-        for _ in range(streams):
-            conversation = await make("/v1/conversations", {"assistant_id": assistant["id"]})
-            urls.append(f"{strata.url}/v1/conversations/{conversation['id']}/turns")
-        cpu = strata.cpu_seconds()
-        received = await asyncio.gather(
-            *(listen(session, url, headers, number / per_second) for number, url in enumerate(urls))
-        )
-        cpu = strata.cpu_seconds() - cpu
-    firsts = [late[0] for _, late in received]
-    later = [each for _, late in received for each in late[1:]]
-    lines = [
-        f"{streams} streams, {cpu:.1f} s of CPU in the server",
-        f"  request to first word: {_spread([first for first, _ in received])}",
-        f"  first word sent to first word heard: {_spread(firsts)}",
-        f"  any later word: {_spread(later)}",
+async def measure(cores: Cores, *, streams: int, per_second: float) -> list[Figure]:
+    raise_file_limit()
+    with open_place() as place:
+        watching = Watching(loop_lags=place / "lags")
+        async with open_database() as database_url, in_process(serve_metronome, streams) as metronome:
+            arguments = (database_url, metronome.url, watching)
+            async with in_process(serve_strata, *arguments, cores=cores.server) as strata:
+                target = await open_strata_target(strata, "gemini")
+                listeners = Listeners(target, streams, per_second)
+                cpu = strata.cpu_seconds()
+                await listeners.listen_all()
+                cpu = strata.cpu_seconds() - cpu
+        lags = [float(line) for line in (place / "lags").read_text(encoding="utf-8").splitlines()]
+    name = f"{streams:,} slow streams"
+    per_stream = listeners.memory_bytes / streams / 1000
+    figures = [
+        Figure(name=f"{name}: memory per stream", unit="kB", values=[per_stream], goal=Goal(of="value", limit=60)),
+        Figure(name=f"{name}: CPU per stream", unit="ms", values=[cpu * 1000 / streams]),
+        Figure(name=f"{name}: lost words", unit="count", values=[0], goal=Goal(of="value", limit=0)),
     ]
-    print("\n".join(lines))  # noqa: T201  reason: its output is its purpose
+    spreads: dict[str, tuple[list[float], Goal | None]] = {
+        "loop lag": (lags, Goal(of="value", limit=50)),
+        "request to first word": (listeners.first_seconds, None),
+        "a later word, from sent to received": (listeners.late_seconds, None),
+    }
+    for what, (seconds, goal) in spreads.items():
+        ordered = sorted(one * 1000 for one in seconds)
+        figures += [
+            Figure(name=f"{name}: {what}, median", unit="ms", values=[ordered[len(ordered) // 2]]),
+            Figure(name=f"{name}: {what}, p99", unit="ms", values=[ordered[int(len(ordered) * 0.99)]], goal=goal),
+        ]
+    return figures
 
 
-def _spread(seconds: list[float]) -> str:
-    ordered = sorted(seconds)
-    return (
-        f"median {statistics.median(ordered) * 1000:.0f} ms, "
-        f"99 % {ordered[int(len(ordered) * 0.99)] * 1000:.0f} ms, longest {ordered[-1] * 1000:.0f} ms"
-    )
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure many slow streams at once.")
+    parser.add_argument("--streams", type=int, default=STREAMS, help="how many (%(default)s)")
+    parser.add_argument("--per-second", type=float, default=PER_SECOND, help="how many begin in a second (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a small run that shows only that it works")
+    return parser.parse_args()
 
 
 async def main() -> None:
@@ -163,4 +207,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    uvloop.run(main(parse_arguments()))

@@ -1,22 +1,20 @@
 """What the store costs per turn, as a ratio to the least that could be done, in one run on one database.
 
-    python -m tests.bench.store_step
+    python -m tests.bench.store_step [--quick]
 
 The floor is raw asyncpg on one connection: insert the input, read the static text and the last 20 turns, insert the
 answer. Strata's step is accepting the input, loading the payload's sources, and finishing the answer with its call: as
 many round trips and commits, but with checks, lease, numbering, idempotency, raw bytes and values for the domain.
-Rounds are interleaved, so that whatever else the machine does hits both.
+Blocks of steps are interleaved, so that other work of the machine affects both.
 """
 
+import argparse
 import asyncio
 import hashlib
-import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from uuid import UUID, uuid4
 
 import uvloop
@@ -29,13 +27,14 @@ from server.conversation.store import NewAnswer, NewInput
 from server.conversation.turn import Native
 from server.postgres.access.key_ring import PostgresKeyRing
 from server.postgres.connections import Connection, DatabaseOptions, connect
-from server.postgres.embedded.service import open_embedded
 from server.postgres.engine import Database
-from server.postgres.migrations import migrate_up
 from server.postgres.store import PostgresStore
+from tests.bench.processes import open_database, pin
+from tests.bench.report import Figure, Goal, render_table
 from tests.support.builders import accept, answer, call_end, call_start, create_conversation, epoch, user_input
 
 LENGTHS = (10, 100, 1_000, 5_000)
+QUICK_LENGTHS = (10, 40)
 BUFFERED = 20
 ROUNDS = 200
 WARM_UP = 40
@@ -83,8 +82,10 @@ async def timed(step: Callable[[], Awaitable[None]]) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-async def compare(store: PostgresStore, tenant: Tenant, connection: Connection, turns: int) -> tuple[float, float]:
-    """Medians in ms at a conversation's length: the floor's and ours."""
+async def compare(
+    store: PostgresStore, tenant: Tenant, connection: Connection, turns: int, rounds: int
+) -> tuple[list[float], list[float]]:
+    """Medians in ms of each block at a conversation's length: the floor's and ours."""
     conversation = await create_conversation(store, tenant.id)
     static_hash = hashlib.sha256(STATIC_TEXT.encode()).digest()
     await fill(store, conversation, turns)
@@ -95,7 +96,7 @@ async def compare(store: PostgresStore, tenant: Tenant, connection: Connection, 
     await connection.executemany(FLOOR_APPEND, [(floor_id, seq, native) for seq in range(1, turns + 1)])
     await connection.execute("ANALYZE")
     floor, ours = [], []
-    for first in range(0, WARM_UP + ROUNDS, BLOCK):
+    for first in range(0, WARM_UP + rounds, BLOCK):
         # In blocks: one after the other, each step would find the caches full of the other's.
         for number in range(first, first + BLOCK):
             seq = turns + 2 * number + 1
@@ -104,7 +105,9 @@ async def compare(store: PostgresStore, tenant: Tenant, connection: Connection, 
             question, given = user_input(conversation.id, ASKED), reply()
             ours.append(await timed(partial(strata_step, store, tenant, question, given, static_hash)))
             await keep_buffer_small(store, conversation)
-    return statistics.median(floor[WARM_UP:]), statistics.median(ours[WARM_UP:])
+    blocks = range(WARM_UP, WARM_UP + rounds, BLOCK)
+    medians = [[statistics.median(steps[first : first + BLOCK]) for first in blocks] for steps in (floor, ours)]
+    return medians[0], medians[1]
 
 
 async def measure_wal(store: PostgresStore, tenant: Tenant, connection: Connection) -> tuple[int, int]:
@@ -162,30 +165,35 @@ async def keep_buffer_small(store: PostgresStore, conversation: Conversation) ->
         )
 
 
-async def main() -> None:
-    with TemporaryDirectory(prefix="strata-bench-") as place:
-        # Open to the account that Postgres runs under for root.
-        os.chmod(place, 0o755)  # noqa: PTH101, S103
-        await measure(Path(place) / "data")
-
-
-async def measure(data_dir: Path) -> None:
-    with open_embedded(data_dir) as embedded:
-        options = DatabaseOptions(url=embedded.url)
-        await migrate_up(options)
-        database = Database(options)
-        connection = await connect(options)
+async def measure(database_url: str, *, quick: bool) -> list[Figure]:
+    options = DatabaseOptions(url=database_url)
+    database = Database(options)
+    connection = await connect(options)
+    figures: list[Figure] = []
+    try:
         await connection.execute(FLOOR_TABLES)
         tenant = await PostgresKeyRing(database).create_tenant(str(uuid4()))
         store = PostgresStore(database)
-        print("turns   floor ms   strata ms   ratio")  # noqa: T201  reason: its output is its purpose
-        for turns in LENGTHS:
-            floor, ours = await compare(store, tenant, connection, turns)
-            print(f"{turns:5d}   {floor:8.2f}   {ours:9.2f}   {ours / floor:5.2f}")  # noqa: T201  reason: as above
+        for turns in QUICK_LENGTHS if quick else LENGTHS:
+            floor, ours = await compare(store, tenant, connection, turns, BLOCK if quick else ROUNDS)
+            name, goal = f"store step: {turns:,} turns", Goal(of="ratio", limit=1.5)
+            figures.append(Figure(name=name, unit="ms", values=ours, floor=floor, goal=goal))
         wal, size = await measure_wal(store, tenant, connection)
-        print(f"WAL per turn {wal} bytes, the turn itself {size} bytes: ratio {wal / size:.2f}")  # noqa: T201  reason: as above
+        name, goal = "store step: WAL, beside the bytes of the turn", Goal(of="ratio", limit=2.0)
+        figures.append(Figure(name=name, unit="bytes", values=[wal], floor=[size], goal=goal))
+    finally:
         await connection.close()
         await database.close()
+    return figures
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the store's part of a turn.")
+    parser.add_argument("--quick", action="store_true", help="a small run that shows only that it works")
+    quick = parser.parse_args().quick
+    pin()
+    async with open_database() as database_url:
+        print(render_table(await measure(database_url, quick=quick)))  # noqa: T201  reason: its output is its purpose
 
 
 if __name__ == "__main__":
