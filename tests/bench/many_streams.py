@@ -26,7 +26,6 @@ from server.postgres.embedded.service import open_embedded
 from server.postgres.migrations import migrate_up
 from tests.bench.processes import Serving, in_process
 from tests.bench.strata_server import serve_strata
-from tests.support.emulators import MODELS
 
 STREAMS = 2_000
 QUICK_STREAMS = 20

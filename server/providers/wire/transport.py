@@ -384,7 +384,8 @@ class WireTransport(SdkTransport):
         except (aiohttp.ClientError, OSError) as error:
             raise WireUnreachable("No connection could be established.") from error
         protocol, transport = connection.protocol, connection.transport
-        if not isinstance(protocol, _PooledConnection) or not isinstance(transport, asyncio.Transport):
+        # Transports of uvloop are no subclass of asyncio's.
+        if not isinstance(protocol, _PooledConnection) or transport is None:
             raise TypeError("The connection is not one of ours.")
         wait.limit(self._limits.silence_seconds)
         response = None

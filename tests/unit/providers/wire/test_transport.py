@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import httpx2
 import pytest
+import uvloop
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -300,3 +301,18 @@ async def test_a_redirect_is_not_followed() -> None:
     async with client_of(app) as client:
         await client.post("/call")
         assert len(app.requests) == 1
+
+
+def test_the_transport_works_on_the_event_loop_of_the_server() -> None:
+    """Servers and commands run on uvloop, whose transports are of other classes than those of asyncio."""
+
+    async def exchange_and_close() -> tuple[bytes, bool]:
+        async with wire_to(Replay(PIECES)) as wire:
+            exchange, recording = await wire.open()
+            body = b"".join(await read(exchange))
+            cut, _ = await wire.open()
+            cut.close()
+            return body, recording.body == body
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(exchange_and_close()) == (b"".join(PIECES), True)
