@@ -307,7 +307,7 @@ def test_the_transport_works_on_the_event_loop_of_the_server() -> None:
     """Servers and commands run on uvloop, whose transports are of other classes than those of asyncio."""
 
     async def exchange_and_close() -> tuple[bytes, bool]:
-        async with wire_to(Replay(PIECES)) as wire:
+        async with wire_to(Replay(pieces=PIECES)) as wire:
             exchange, recording = await wire.open()
             body = b"".join(await read(exchange))
             cut, _ = await wire.open()
