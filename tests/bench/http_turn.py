@@ -48,8 +48,8 @@ class Surroundings:
 
 
 @asynccontextmanager
-async def open_surroundings(cores: Cores) -> AsyncIterator[Surroundings]:
-    async with open_database() as database_url, in_process(serve_upstream) as upstream:
+async def open_surroundings(cores: Cores, *, separate_writes: bool = False) -> AsyncIterator[Surroundings]:
+    async with open_database() as database_url, in_process(serve_upstream, separate_writes) as upstream:
         yield Surroundings(cores=cores, database_url=database_url, upstream_url=upstream.url)
 
 
@@ -148,6 +148,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--fresh", action="store_true", help="with --strata: a new conversation every 20 turns")
     parser.add_argument("--rounds", type=int, help="how many rounds (3; 1 with --profile)")
     parser.add_argument("--quick", action="store_true", help="a small run that shows only that it works")
+    parser.add_argument("--separate-writes", action="store_true", help="the upstream sends each chunk in its own write")
     parser.add_argument(
         "--profile",
         nargs="?",
@@ -166,7 +167,7 @@ async def main(options: argparse.Namespace) -> None:
     cores = pin()
     profiled = options.profile is not None
     rounds = options.rounds or (1 if profiled or options.quick else 3)
-    async with open_surroundings(cores) as around:
+    async with open_surroundings(cores, separate_writes=options.separate_writes) as around:
         if options.strata is None:
             print(render_table(await measure(around, rounds=rounds, quick=options.quick)))  # noqa: T201  reason: as above
             return

@@ -21,11 +21,18 @@ import uvloop
 
 from server.emulator.exchange import Exchange, Receive, Scope, Send, read_request
 from server.emulator.server import emulating
-from server.postgres.connections import DatabaseOptions
-from server.postgres.embedded.service import open_embedded
-from server.postgres.migrations import migrate_up
-from tests.bench.processes import Serving, in_process
-from tests.bench.strata_server import serve_strata
+from tests.bench.processes import (
+    Cores,
+    Serving,
+    in_process,
+    open_database,
+    open_place,
+    pin,
+    raise_file_limit,
+    wait_for_end,
+)
+from tests.bench.report import Figure, Goal, render_table
+from tests.bench.strata_server import StrataTarget, Watching, open_strata_target, serve_strata
 
 STREAMS = 2_000
 QUICK_STREAMS = 20
@@ -188,21 +195,9 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=1000)
-    parser.add_argument("--per-second", type=float, default=50.0, help="how many streams begin in a second")
-    options = parser.parse_args()
-    streams = options.streams
-    async with AsyncExitStack() as stack:
-        place = stack.enter_context(TemporaryDirectory(prefix="strata-bench-"))
-        # Open to the account that Postgres runs under for root.
-        os.chmod(place, 0o755)  # noqa: PTH101, S103
-        embedded = stack.enter_context(open_embedded(Path(place) / "data"))
-        await migrate_up(DatabaseOptions(url=embedded.url))
-        upstream = await stack.enter_async_context(in_process(serve_metronome, streams))
-        strata = await stack.enter_async_context(in_process(serve_strata, embedded.url, upstream.url))
-        await measure(strata, streams, options.per_second)
+async def main(options: argparse.Namespace) -> None:
+    streams = QUICK_STREAMS if options.quick else options.streams
+    print(render_table(await measure(pin(), streams=streams, per_second=options.per_second)))  # noqa: T201  reason: its output is its purpose
 
 
 if __name__ == "__main__":

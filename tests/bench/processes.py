@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -126,7 +126,7 @@ async def in_process(
     try:
         yield await asyncio.to_thread(here.recv)
     finally:
-        if process.is_alive():
+        with suppress(OSError):  # it has died before
             here.send(None)
         await asyncio.to_thread(process.join, 30)
         if process.is_alive():

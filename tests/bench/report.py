@@ -44,12 +44,14 @@ class Figure:
 
     @property
     def ratios(self) -> list[float]:
-        """Round by round, so that other work of the machine affects both sides; empty without a floor."""
+        """Round by round, so that other work of the machine affects both sides; empty without a floor above 0."""
+        if not all(self.floor):
+            return []
         return [value / floor for value, floor in zip(self.values, self.floor, strict=True)] if self.floor else []
 
     @property
     def meets_goal(self) -> bool | None:
-        if self.goal is None:
+        if self.goal is None or (self.goal.of == "ratio" and not self.ratios):
             return None
         compared = statistics.median(self.values)
         if self.goal.of == "ratio":
@@ -60,7 +62,7 @@ class Figure:
 
     def to_document(self) -> dict[str, Any]:
         document = {**asdict(self), "median": statistics.median(self.values), "meets_goal": self.meets_goal}
-        if self.floor:
+        if self.ratios:
             document |= {"floor_median": statistics.median(self.floor), "ratio": statistics.median(self.ratios)}
         return document
 
@@ -111,7 +113,7 @@ def render_comparison(figures: Iterable[Figure], earlier: Mapping[str, Any]) -> 
     rows = [["figure", "compared", "earlier", "now", "change"]]
     for figure in figures:
         document = figure.to_document()
-        member = "ratio" if figure.floor else "median"
+        member = "ratio" if figure.ratios else "median"
         if figure.name in before and member in before[figure.name]:
             was, now = before[figure.name][member], document[member]
             change = f"{(now / was - 1) * 100:+.0f} %" if was else ""

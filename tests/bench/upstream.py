@@ -1,7 +1,8 @@
 """A provider that costs nothing: it answers every request at once with the same bytes, encoded beforehand.
 
 It understands the paths of Gemini, of Claude and of the OpenAI APIs, which gateways call, and reads no body. All chunks
-of an answer leave in one write, each as a chunk of HTTP, so a reader gets them in one read or a few. The strict
+of an answer leave in one write, each as a chunk of HTTP, so a reader gets them in one read or a few; with
+`separate_writes` each leaves in a write of its own, which makes the relay more expensive and Strata hardly. The strict
 emulator would use more CPU than the server that is measured.
 """
 
@@ -99,18 +100,19 @@ def _event(**data: Any) -> bytes:
     return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def _stream(chunks: Sequence[bytes]) -> bytes:
+def _stream(chunks: Sequence[bytes]) -> list[bytes]:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-    return head + b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+    return [head, *(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks), b"0\r\n\r\n"]
 
 
-def _document(value: Any, status: str = "200 OK") -> bytes:
+def _document(value: Any, status: str = "200 OK") -> list[bytes]:
     body = json.dumps(value).encode()
-    return f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    return [head.encode() + body]
 
 
-def _answers() -> Mapping[bytes, bytes]:
-    """The answer by the end of the path."""
+def _answers() -> Mapping[bytes, list[bytes]]:
+    """The pieces of the answer by the end of the path."""
     return {
         b":streamGenerateContent": _stream(gemini_chunks()),
         b":countTokens": _document({"totalTokens": 1200}),
@@ -126,7 +128,7 @@ def _answers() -> Mapping[bytes, bytes]:
 class Upstream(asyncio.Protocol):
     """One connection; it stays open between requests."""
 
-    def __init__(self, find_answer: Callable[[bytes], bytes]) -> None:
+    def __init__(self, find_answer: Callable[[bytes], Sequence[bytes]]) -> None:
         self._find_answer = find_answer
         self._path = b""
 
@@ -141,15 +143,21 @@ class Upstream(asyncio.Protocol):
         self._path = url.partition(b"?")[0]
 
     def on_message_complete(self) -> None:
-        self._transport.write(self._find_answer(self._path))
+        self._write(self._find_answer(self._path), 0)
+
+    def _write(self, pieces: Sequence[bytes], index: int) -> None:
+        self._transport.write(pieces[index])
+        if index + 1 < len(pieces):
+            # In the next iteration of the loop: uvloop joins the writes of one iteration.
+            asyncio.get_running_loop().call_soon(self._write, pieces, index + 1)
 
 
-async def serve_upstream(parent: Connection) -> None:
+async def serve_upstream(parent: Connection, separate_writes: bool = False) -> None:  # noqa: FBT001, FBT002  reason: the arguments of a process are positional
     """Serve until the process has to end; see `in_process`."""
-    answers = _answers()
+    answers = {end: pieces if separate_writes else [b"".join(pieces)] for end, pieces in _answers().items()}
     unknown = _document({"error": {"message": "The upstream of the benchmark has no such path."}}, "404 Not Found")
 
-    def find_answer(path: bytes) -> bytes:
+    def find_answer(path: bytes) -> Sequence[bytes]:
         return next((answer for end, answer in answers.items() if path.endswith(end)), unknown)
 
     server = await asyncio.get_running_loop().create_server(lambda: Upstream(find_answer), "127.0.0.1", 0, backlog=4096)
