@@ -5,6 +5,7 @@ still sent, and then closes the connections. A second Ctrl-C skips the waiting.
 """
 
 import asyncio
+import gc
 import logging
 import secrets
 import socket
@@ -22,10 +23,24 @@ from server.web.problem import PROBLEM_MEDIA_TYPE
 _log = logging.getLogger("strata.web")
 
 _GRACE_SECONDS: Final = 5
+_COLLECTION_THRESHOLDS: Final = (20_000, 20, 50)
+"""Allocations before a collection of the youngest generation, and collections of it before one of each older."""
+
+
+def tune_garbage_collection() -> None:
+    """Exclude what a process has loaded at its start from garbage collection, and collect less often.
+
+    A turn creates thousands of small values and hardly any cycles, so most collections find nothing; by default they
+    take about a tenth of the time of a server.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECTION_THRESHOLDS)
 
 
 async def serve(program: Program, listener: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM, and then until the last turn has ended."""
+    tune_garbage_collection()
     await _ProgramServer(program, handle_signals=True).serve(sockets=[listener])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 from pydantic import SecretStr
 
-from server.app.asgi import serving
+from server.app.asgi import serving, tune_garbage_collection
 from server.app.http_server import bind
 from server.app.providers import open_providers
 from server.app.settings import Settings
@@ -71,6 +71,7 @@ async def serve_strata(
         profiler = cProfile.Profile()
         if watching.profile is not None:
             profiler.enable()
+        tune_garbage_collection()
         parent.send(Serving(pid=os.getpid(), url=url, key=key))
         await wait_for_end(parent)
         if watching.profile is not None:

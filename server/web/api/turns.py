@@ -51,12 +51,12 @@ from server.web.api.views import (
     find_error,
     view_turn,
 )
-from server.web.auth import REFUSAL, client_only, client_sparing_duplicates
+from server.web.auth import REFUSAL, client_only, client_sparing_duplicates, provide_caller
 from server.web.errors import ANSWERS, answer_headers, build_problem, document_client_errors
 from server.web.headers import LastEventId, TurnHeaders, read_last_event_id, wants_stream
 from server.web.json_text import answer_json, encode_json
 from server.web.problem import PROBLEM_MEDIA_TYPE
-from server.web.request import PROBLEM_CODE, StrataRequest, request_id_of
+from server.web.request import PROBLEM_CODE, StrataRequest, part_of, request_id_of
 from server.web.sse import StreamOptions, TurnStream
 
 
@@ -116,13 +116,17 @@ async def take_turn(
     request: StrataRequest,
     conversation_id: FromPath[str],
     data: JSONBody[TurnInput],
-    caller: NamedDependency[SkipValidation[ApiKey]],
-    store: NamedDependency[SkipValidation[Store]],
-    turn_service: NamedDependency[SkipValidation[TurnService]],
-    turn_options: NamedDependency[SkipValidation[TurnOptions]],
     turn_headers: NamedDependency[SkipValidation[TurnHeaders]],
 ) -> Response[TurnAnswer]:
-    """Answer with a stream, with the ended turn, or with 202."""
+    """Answer with a stream, with the ended turn, or with 202.
+
+    It has one dependency and looks the others up: Litestar starts a task for each dependency if there are several,
+    which would be a tenth of what a turn costs.
+    """
+    caller = await provide_caller(request)
+    store: Store = part_of(request.scope, "store")
+    turn_service: TurnService = part_of(request.scope, "turn_service")
+    turn_options: TurnOptions = part_of(request.scope, "turn_options")
     turn_request = await read_turn_request(
         conversation_id, data, turn_headers, image_limit_bytes=turn_options.image_limit_bytes
     )
