@@ -308,6 +308,7 @@ class PayloadStore(StorePart):
         self, tenant_id: str, conversation_id: str, *, cached_static_hashes: Sequence[bytes] = ()
     ) -> History:
         conversation = decode_id(CONVERSATION, conversation_id)
+        known = replace(self._row_cache.find(conversation), assistant=None)
         rows = await self._database.run(
             _LOAD_HISTORY,
             conversation=conversation,
@@ -315,12 +316,12 @@ class PayloadStore(StorePart):
             held_hashes=list(cached_static_hashes),
             cached_blobs=[],
             held_version=_NO_VERSION,
-            held_request=b"",
+            held_request=known.request_hash,
             cached_seq=0,
         )
         if not rows:
             raise ConversationNotFound
-        source = await self._read(rows[0])
+        source = await self._read(rows[0], known)
         epoch = source.epoch
         if epoch is None:
             return History(source=source, segments=(), newest_generation=0, can_append_segment=True)
