@@ -115,10 +115,14 @@ async def test_everything_but_migrating_runs_under_a_role_that_only_reads_and_wr
 
 async def test_the_role_of_the_server_cannot_change_the_schema(roles: Roles) -> None:
     await execute(roles.owner, roles.documented(1))
-    before = await migrate_up(DatabaseOptions(url=roles.owner))
-    with pytest.raises(MigrationFailed, match=r"may not change the schema: (must be owner|permission denied)"):
-        await migrate_down_one(DatabaseOptions(url=roles.app))
-    assert await read_schema_state(DatabaseOptions(url=roles.owner)) == before
+    await migrate_up(DatabaseOptions(url=roles.owner))
+    refusal = r"may not change the schema: (must be owner|permission denied)"
+    states = [await read_schema_state(DatabaseOptions(url=roles.owner))]
+    # The newest revisions may change rows only, which the role may do.
+    with pytest.raises(MigrationFailed, match=refusal):  # noqa: PT012  reason: repeated until it raises
+        while True:
+            states.append(await migrate_down_one(DatabaseOptions(url=roles.app)))
+    assert await read_schema_state(DatabaseOptions(url=roles.owner)) == states[-1]
     for statement in ("CREATE TABLE mine ()", "TRUNCATE turns", "DROP TABLE turns", "CREATE SCHEMA mine"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await execute(roles.app, statement)
