@@ -4,6 +4,7 @@ A notification carries no data and may be lost, duplicated or late. A waiter rea
 it ended. Changes are durable before they are announced.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 from types import TracebackType
 from typing import Protocol, Self
@@ -28,6 +29,10 @@ class Watch(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
+
+    def call_when_notified(self, callback: Callable[[], None]) -> None:
+        """Set a callback for notifications, for a caller that does not wait yet."""
+        ...
 
     async def wait(self, limit_seconds: float) -> bool:
         """Wait for a notification since the last wait (or since entering). Returns False after `limit_seconds` without

@@ -210,6 +210,10 @@ class _Watch:
         self._conversation = conversation
         self._notifications = notifications
         self._woken = asyncio.Event()
+        self._callback: Callable[[], None] | None = None
+
+    def call_when_notified(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
 
     def __enter__(self) -> Self:
         self._watches[self._conversation].add(self)
@@ -234,6 +238,8 @@ class _Watch:
 
     def wake(self) -> None:
         self._woken.set()
+        if self._callback is not None:
+            self._callback()
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> bool:

@@ -1,24 +1,24 @@
 """Checkpoints of a running turn: its calls and bytes are stored, its lease is renewed, a cancellation is noticed.
 
-All of it runs beside the turn and off its path: a turn that ends before the first checkpoint costs nothing here. The
-checkpoints are what remains after a crash, and what readers in other processes follow.
+All of it runs beside the turn and off its path: a turn that ends before its first checkpoint costs one statement here,
+which records its call. The checkpoints are what remains after a crash, and what readers in other processes follow.
 """
 
 import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from server.conversation.block import JsonValue
 from server.conversation.call import CallEnd, CallStart, Chunk
 from server.conversation.conversation import Lease
 from server.conversation.errors import DatabaseUnavailable, LeaseLost, TurnStalled
-from server.conversation.notifications import Notification
+from server.conversation.notifications import Notification, Watch
 from server.conversation.outages import keep_lease
 from server.payload.call_records import build_bare_call_end, build_call_end, build_call_start
 from server.payload.preparation import PreparedPayload
@@ -46,8 +46,6 @@ class TurnCheckpointer:
         self._call: RetryingCall | None = None
         self._stopped = False
         """Nothing is written any more: the turn is ending, or was given up."""
-        self._sent = asyncio.Event()
-        """The request of an attempt was sent."""
         self._beginning = asyncio.Lock()
         self._begun: dict[int, CallStart] = {}
         """The attempts whose beginning is durable."""
@@ -56,6 +54,11 @@ class TurnCheckpointer:
         self._written = (0, 0)
         """Attempt and offset up to which the bytes are durable."""
         self._renewed_at = time.monotonic()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._is_checkpointing = False
+        self._ended_at: float | None = None
+        """When the provider was first seen to have ended."""
 
     def attend(self, prepared: PreparedPayload, call: RetryingCall) -> None:
         """From now on the call is checkpointed and can be cancelled. Its next attempt is made with `prepared`."""
@@ -64,7 +67,7 @@ class TurnCheckpointer:
 
     def call_sent(self) -> None:
         """The request of an attempt was sent: its call is recorded now, while the provider works on it."""
-        self._sent.set()
+        self._start(self._record_sent_call(), "turn call")
 
     def prepared_for(self, attempt: Attempt) -> PreparedPayload:
         """The prepared payload that an attempt was made with."""
@@ -76,18 +79,21 @@ class TurnCheckpointer:
 
         Raises `TurnStalled` in the block if the provider has ended and the block has not, for longer than the limit.
         """
+        limits = self._tools.limits
+        # The lease must not expire between two checkpoints, however long the interval is.
+        interval = min(limits.flush_seconds, limits.lease_seconds / 4 or limits.flush_seconds)
         try:
             async with asyncio.timeout(None) as deadline:
-                tasks = [
-                    asyncio.create_task(self._write_checkpoints(), name="turn checkpoints"),
-                    asyncio.create_task(self._record_sent_calls(), name="turn calls"),
-                    asyncio.create_task(self._watch_cancel(), name="turn cancellation"),
-                    asyncio.create_task(self._watch_ending(deadline), name="turn watchdog"),
-                ]
-                try:
-                    yield
-                finally:
-                    await self._stop(tasks)
+                with self._tools.notifications.watch(self._lease.conversation_id, Notification.CANCELLING) as watch:
+                    self._live.call_when_cancelled(lambda: self._start(self._cancel_call(), "turn cancellation"))
+                    # Most turns end before their first checkpoint is due, and take no task for it.
+                    self._call_later(interval, lambda: self._start_checkpoints(watch, interval))
+                    watch.call_when_notified(lambda: self._start_checkpoints(watch, interval))
+                    self._call_later(self._watch_interval, lambda: self._watch_ending(deadline))
+                    try:
+                        yield
+                    finally:
+                        await self._stop()
         except TimeoutError as error:
             if not deadline.expired():
                 raise
@@ -145,19 +151,16 @@ class TurnCheckpointer:
         await self._tools.store.begin_call(self._lease, start)
         self._begun[attempt.number] = start
 
-    async def _record_sent_calls(self) -> None:
-        """Records each call when its request was sent, so that it is known after a crash."""
-        while not self._stopped:
-            await self._sent.wait()
-            self._sent.clear()
-            try:
-                await self._record_running_call()
-            except (LeaseLost, DatabaseUnavailable) as error:
-                # The next checkpoint tries again.
-                _log.info("turn.call_not_recorded", extra=self._facts(code=error.code))
-            # The boundary of a task that is not awaited.
-            except Exception:  # noqa: BLE001  reason: logged with its traceback; the turn's end records the call
-                _log.exception("turn.call_not_recorded", extra=self._facts())
+    async def _record_sent_call(self) -> None:
+        """Records a call when its request was sent, so that it is known after a crash."""
+        try:
+            await self._record_running_call()
+        except (LeaseLost, DatabaseUnavailable) as error:
+            # The next checkpoint tries again.
+            _log.info("turn.call_not_recorded", extra=self._facts(code=error.code))
+        # The boundary of a task that is not awaited.
+        except Exception:  # noqa: BLE001  reason: logged with its traceback; the turn's end records the call
+            _log.exception("turn.call_not_recorded", extra=self._facts())
 
     async def _record_running_call(self) -> None:
         """Stores once that the running attempt was sent. Raises `LeaseLost`, `DatabaseUnavailable`."""
@@ -173,17 +176,34 @@ class TurnCheckpointer:
             self._begun[attempt.number] = start
             await self.record_followed_attempts()
 
-    async def _stop(self, tasks: "list[asyncio.Task[None]]") -> None:
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+
+    def _start_checkpoints(self, watch: Watch, interval: float) -> None:
+        """Starts to write checkpoints: when the first is due, or when a cancellation is announced before."""
+        if not self._is_checkpointing and not self._stopped:
+            self._is_checkpointing = True
+            self._start(self._write_checkpoints(watch, interval), "turn checkpoints")
+
+    def _call_later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, callback))
+
+    async def _stop(self) -> None:
         """Ends the tasks. A task that does not end in time is left behind; it no longer renews the lease."""
         self._stopped = True
+        for timer in self._timers:
+            timer.cancel()
         if self._beginning.locked():
             # Cancelling a statement takes longer than letting it end.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_SECONDS), self._beginning:
                     pass
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        done, pending = await asyncio.wait(tasks, timeout=_STOP_SECONDS)
+        if not self._tasks:
+            return
+        done, pending = await asyncio.wait(self._tasks, timeout=_STOP_SECONDS)
         for task in done:
             if not task.cancelled() and task.exception() is not None:
                 _log.error(
@@ -192,51 +212,57 @@ class TurnCheckpointer:
         for task in pending:
             _log.error("turn.checkpointer_stuck", extra=self._facts(task=task.get_name()))
 
-    async def _watch_ending(self, deadline: asyncio.Timeout) -> None:
-        """Ends a turn that makes no progress after its provider has ended."""
-        limit = self._tools.limits.ending_seconds
-        ended_at: float | None = None
-        while ended_at is None or time.monotonic() - ended_at < limit:
-            await asyncio.sleep(min(_WATCH_SECONDS, limit / 4))
-            if self._call is None or not self._call.is_ending:
-                ended_at = None
-            elif ended_at is None:
-                ended_at = time.monotonic()
-        _log.error("turn.stalled", extra=self._facts(seconds=limit))
-        self._tools.observer.turn_stalled(self._lease)
-        deadline.reschedule(asyncio.get_running_loop().time())
-        await asyncio.sleep(limit)
-        # The turn's task does not react to its cancellation. Without a heartbeat the lease expires, and any process can
-        # end the turn.
-        _log.error("turn.given_up", extra=self._facts(seconds=2 * limit))
+    @property
+    def _watch_interval(self) -> float:
+        return min(_WATCH_SECONDS, self._tools.limits.ending_seconds / 4)
+
+    def _watch_ending(self, deadline: asyncio.Timeout) -> None:
+        """Ends a turn that makes no progress after its provider has ended. Calls itself again and again."""
+        now, limit = time.monotonic(), self._tools.limits.ending_seconds
+        if self._call is None or not self._call.is_ending:
+            self._ended_at = None
+        elif self._ended_at is None:
+            self._ended_at = now
+        elif now - self._ended_at >= limit:
+            _log.error("turn.stalled", extra=self._facts(seconds=limit))
+            self._tools.observer.turn_stalled(self._lease)
+            deadline.reschedule(asyncio.get_running_loop().time())
+            self._call_later(limit, self._give_up)
+            return
+        self._call_later(self._watch_interval, lambda: self._watch_ending(deadline))
+
+    def _give_up(self) -> None:
+        """The turn's task does not react to its cancellation. Without a heartbeat the lease expires, and any process
+        can end the turn.
+        """
+        _log.error("turn.given_up", extra=self._facts(seconds=2 * self._tools.limits.ending_seconds))
         self._stopped = True
         self._tools.observer.turn_lost(self._lease, TurnStalled.code)
         self._live.lose(TurnStalled())
 
-    async def _watch_cancel(self) -> None:
-        """Cancels the call when the turn is cancelled."""
-        await self._live.cancel_requested.wait()
+    async def _cancel_call(self) -> None:
         if self._call is not None:
             await self._call.cancel()
 
-    async def _write_checkpoints(self) -> None:
+    async def _write_checkpoints(self, watch: Watch, interval: float) -> None:
         """Stores the bytes that have arrived and renews the lease, until the turn ends or the lease is lost."""
-        limits = self._tools.limits
-        # The lease must not expire between two checkpoints, however long the interval is.
-        interval = min(limits.flush_seconds, limits.lease_seconds / 4 or limits.flush_seconds)
-        with self._tools.notifications.watch(self._lease.conversation_id, Notification.CANCELLING) as watch:
+        lease_seconds = self._tools.limits.lease_seconds
+        waits = False
 
-            async def beat() -> bool:
-                is_cancelling = await watch.wait(interval)
-                is_due = time.monotonic() - self._renewed_at >= limits.lease_seconds / 3
-                await self._write_checkpoint(renews=is_cancelling or is_due)
-                # A library that swallows the cancellation of this task must not keep the turn alive.
-                return not self._stopped
+        async def beat() -> bool:
+            nonlocal waits
+            # The first one is due when the task begins.
+            is_cancelling = await watch.wait(interval if waits else 0)
+            waits = True
+            is_due = time.monotonic() - self._renewed_at >= lease_seconds / 3
+            await self._write_checkpoint(renews=is_cancelling or is_due)
+            # A library that swallows the cancellation of this task must not keep the turn alive.
+            return not self._stopped
 
-            await keep_lease(beat, self._facts())
+        await keep_lease(beat, self._facts())
         if not self._stopped:
             # Another process has ended the turn, so the rest of the answer could not be stored.
-            self._live.cancel_requested.set()
+            self._live.request_cancel()
 
     async def _write_checkpoint(self, *, renews: bool) -> None:
         """Stores new bytes and renews the lease. If there are none, the lease is renewed only if `renews` is set."""
@@ -257,7 +283,7 @@ class TurnCheckpointer:
         if chunks:
             self._written = (chunks[-1].attempt, chunks[-1].offset + len(chunks[-1].data))
         if is_cancelled:
-            self._live.cancel_requested.set()
+            self._live.request_cancel()
 
     async def _collect(self) -> list[Chunk]:
         """The bytes of the running attempt that are not durable yet. Its call is recorded first."""

@@ -6,7 +6,7 @@ list, which is as long as the answer. The encoded events are shared in the same 
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from server.conversation.errors import Internal, StrataError
@@ -22,7 +22,9 @@ class LiveTurn:
         self.conversation_id = conversation_id
         self.input_seq = input_seq
         self.seq = seq
-        self.cancel_requested = asyncio.Event()
+        self.is_cancelled = False
+        """Whether a cancellation was requested."""
+        self._on_cancel: Callable[[], None] | None = None
         self.ended: TurnEnded | None = None
         self.lost: StrataError | None = None
         """Why this process cannot report the end."""
@@ -36,6 +38,19 @@ class LiveTurn:
     def answer_event_count(self) -> int:
         """The number of events of the model."""
         return len(self.events) - 1
+
+    def call_when_cancelled(self, callback: Callable[[], None]) -> None:
+        """Set the callback for a requested cancellation. It is called at once if there was one."""
+        self._on_cancel = callback
+        if self.is_cancelled:
+            callback()
+
+    def request_cancel(self) -> None:
+        """Request that the turn ends with what has arrived."""
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            if self._on_cancel is not None:
+                self._on_cancel()
 
     def append(self, events: Iterable[TurnEvent]) -> None:
         """Add events and wake the readers. Readers run later, so events that are added without a wait in between are

@@ -147,7 +147,7 @@ class TurnRunner:
             if not isinstance(error, StrataError):
                 _log.exception("turn.crashed", extra=self._facts())
                 return _failed(Internal.code)
-            if self._live.cancel_requested.is_set():
+            if self._live.is_cancelled:
                 return _CANCELLED
             if is_answered and self._call is not None:
                 return _complete(self._call)
@@ -174,7 +174,7 @@ class TurnRunner:
             retries_after_events=batch is not None,
         )
         self._checkpointer.attend(prepared, call)
-        if not self._live.cancel_requested.is_set():
+        if not self._live.is_cancelled:
             try:
                 async with aclosing(call.event_batches()) as batches:
                     async for events in batches:

@@ -71,7 +71,7 @@ class TurnService:
         if live is None:
             await self._recovery.recover(conversation_id)
             return self._stored(tenant_id, conversation_id, seq)
-        live.cancel_requested.set()
+        live.request_cancel()
         return LiveHandle(live=live)
 
     async def _take(

@@ -1,7 +1,7 @@
 """What running turns takes, gathered once for a process."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -43,6 +43,9 @@ class NoNotifications:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Nothing."""
+
+    def call_when_notified(self, callback: Callable[[], None]) -> None:
         """Nothing."""
 
     async def wait(self, limit_seconds: float) -> bool:
