@@ -125,20 +125,44 @@ def find_base(stored: JsonValue) -> tuple[int, int] | None:
     return (int(stored["turn_seq"]), int(stored["attempt"])) if isinstance(stored, Mapping) else None
 
 
-def expand_manifest(stored: JsonValue, base: Sequence[Mapping[str, JsonValue]]) -> tuple[dict[str, JsonValue], ...]:
-    """Restore the whole list from a stored manifest and that of its base, which is not used for a complete one."""
-    if not isinstance(stored, Mapping):
-        return tuple(stored)
-    bare = [{name: value for name, value in entry.items() if name != "marked"} for entry in base]
-    separate = next((index for index, entry in enumerate(bare) if _is_separate_dynamic(entry)), None)
-    if separate is not None:
-        bare.append(bare.pop(separate))
-    entries = [*bare[: stored["kept"]], *(dict(entry) for entry in stored["entries"])]
-    if stored["dynamic_index"] is not None:
-        entries.insert(stored["dynamic_index"], entries.pop())
-    for index in stored["marked"]:
-        entries[index]["marked"] = True
+def expand_manifest(
+    chain: Sequence[JsonValue], base: Sequence[Mapping[str, JsonValue]] = ()
+) -> tuple[Mapping[str, JsonValue], ...]:
+    """Restore the whole list of the last of these stored manifests. Each is based on the one before it, and the first
+    on `base`, which is not used if it is complete.
+    """
+    entries = _without_markers(base)
+    for stored in chain[:-1]:
+        _apply(stored, entries)
+    last = chain[-1]
+    if not isinstance(last, Mapping):
+        return tuple(last)
+    _apply(last, entries)
+    if last["dynamic_index"] is not None:
+        entries.insert(last["dynamic_index"], entries.pop())
+    for index in last["marked"]:
+        entries[index] = {**entries[index], "marked": True}
     return tuple(entries)
+
+
+def _apply(stored: JsonValue, entries: list[Mapping[str, JsonValue]]) -> None:
+    """Change the list of a base, with a separate dynamic message last, to that of a stored manifest."""
+    if isinstance(stored, Mapping):
+        del entries[stored["kept"] :]
+        entries += stored["entries"]
+    else:
+        entries[:] = _without_markers(stored)
+
+
+def _without_markers(manifest: Sequence[Mapping[str, JsonValue]]) -> list[Mapping[str, JsonValue]]:
+    entries: list[Mapping[str, JsonValue]] = [
+        {name: value for name, value in entry.items() if name != "marked"} if "marked" in entry else entry
+        for entry in manifest
+    ]
+    separate = next((index for index, entry in enumerate(entries) if _is_separate_dynamic(entry)), None)
+    if separate is not None:
+        entries.append(entries.pop(separate))
+    return entries
 
 
 def _is_separate_dynamic(entry: Mapping[str, JsonValue]) -> bool:

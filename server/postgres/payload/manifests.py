@@ -52,11 +52,11 @@ class ManifestReader:
         value: Any = decode_json(stored)
         try:
             base = find_base(value)
-            if base is None:
-                manifest: StoredManifest = expand_manifest(value, ())
+            known = None if base is None else self._manifests.get((conversation, *base))
+            if base is None or known is not None:
+                manifest = expand_manifest([value], known or ())
             else:
-                known = self._manifests.get((conversation, *base))
-                manifest = expand_manifest(value, known or await self._restore(conversation, *base))
+                manifest = expand_manifest([*await self._load_chain(conversation, *base), value])
         except _UNREADABLE:
             return _DAMAGED
         self._manifests.put((conversation, turn_seq, attempt), manifest)
@@ -74,9 +74,7 @@ class ManifestReader:
             _log.warning("manifest.unreadable", extra={"turn_seq": turn_seq, "attempt": attempt})
             return ()
 
-    async def _restore(self, conversation: UUID | None, turn_seq: int, attempt: int) -> StoredManifest:
+    async def _load_chain(self, conversation: UUID | None, turn_seq: int, attempt: int) -> list[JsonValue]:
+        """Load the stored manifest of a call, and all that it is based on, the oldest first."""
         rows = await self._database.run(_CHAIN, conversation=conversation, turn_seq=turn_seq, attempt=attempt)
-        manifest: StoredManifest = ()
-        for row in rows:
-            manifest = expand_manifest(decode_json(row["manifest"]), manifest)
-        return manifest
+        return [decode_json(row["manifest"]) for row in rows]

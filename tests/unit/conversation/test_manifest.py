@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -205,12 +207,15 @@ def test_manifests_stored_by_their_differences_are_restored(
     manifests: list[tuple[ManifestEntry, ...]],
 ) -> None:
     base: ManifestBase | None = None
-    restored: tuple[dict[str, object], ...] = ()
+    chain: list[Any] = []
+    restored: tuple[Mapping[str, object], ...] = ()
     for number, entries in enumerate(manifests, start=1):
         stored = json.loads(json.dumps(encode_new_manifest(NewManifest(entries=entries, base=base))))
         assert find_base(stored) == (None if base is None else (number - 1, 1))
-        restored = expand_manifest(stored, restored)
+        restored = expand_manifest([stored], restored)
         assert decode_manifest(restored) == entries
+        chain.append(stored)
+        assert expand_manifest(chain) == restored
         base = ManifestBase(turn_seq=number, attempt=1, entries=entries)
 
 
@@ -227,4 +232,4 @@ def test_a_manifest_stores_only_what_is_new() -> None:
     stored = encode_new_manifest(NewManifest(entries=second, base=base))
     assert isinstance(stored, dict)
     assert [entry["hash"] for entry in stored["entries"]] == [hash_of(b"new"), hash_of(b"later")]
-    assert decode_manifest(expand_manifest(stored, encode_manifest(first))) == second
+    assert decode_manifest(expand_manifest([stored], encode_manifest(first))) == second
