@@ -110,9 +110,14 @@ class CompactionWatch:
             await asyncio.wait(set(self._tasks), timeout=_CLOSE_SECONDS)
 
     def _was_just_decided(self, source: PayloadSource, turn: ModelResponseTurn) -> bool:
-        """Return whether the last decision still holds, because the buffer has hardly grown since."""
+        """Return whether the last decision still holds, because the buffer has hardly grown since, or the policy never
+        moves anything.
+        """
+        kind = policy_of(source).kind
+        if kind is PolicyKind.OFF:
+            return True
         start_seq, turn_count, tokens = self._decided.get(source.conversation.id) or (0, 0, 0)
-        if start_seq != source.conversation.buffer_start_seq or policy_of(source).kind is not PolicyKind.COST:
+        if start_seq != source.conversation.buffer_start_seq or kind is not PolicyKind.COST:
             return False
         scheduled_at = self._scheduled.get(source.conversation.id)
         if scheduled_at is not None and scheduled_at <= turn.created_at:

@@ -1,6 +1,5 @@
 """The stored records of a call, at its start and at its end."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -67,7 +66,7 @@ def build_call_start(
         new_manifest=NewManifest(
             entries=extend_manifest(prepared.built.manifest, payload), base=_find_base(prepared.source, prepared.epoch)
         ),
-        request_hash=hashlib.sha256(record.request_body).digest(),
+        request_hash=prepared.request_hashes.digest(prepared.source.conversation.id, record.request_body),
         layer_order=prepared.built.order,
         dynamic=(prepared.built.dynamic_sent or "").encode("utf-8", "surrogatepass"),
         caching=encode_caching(payload),

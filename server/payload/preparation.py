@@ -20,7 +20,7 @@ from server.payload.builder import BuiltPayload, build_payload, hash_prefix
 from server.payload.cache_plan import plan_caching
 from server.payload.renderer import Renderer, TemplateFailure
 from server.payload.settings import read_order
-from server.payload.shared_caches import BlobCache, HistoryCache, StaticText, StaticTextCache
+from server.payload.shared_caches import BlobCache, HistoryCache, RequestHashes, StaticText, StaticTextCache
 from server.providers.continuation import choose_container
 from server.providers.model_profile import find_profile
 from server.providers.provider import Provider
@@ -44,6 +44,7 @@ class PreparedPayload:
     source: PayloadSource
     """What it was built from, with its epoch."""
     static: StaticText
+    request_hashes: RequestHashes
 
 
 class PayloadPreparation:
@@ -64,6 +65,7 @@ class PayloadPreparation:
         self._texts = texts or StaticTextCache()
         self._blobs = BlobCache()
         self._histories = HistoryCache()
+        self._request_hashes = RequestHashes()
 
     async def load(self, tenant_id: str, conversation_id: str) -> PayloadSource:
         """Load everything that the payload for the newest turn is built from, in one round trip. Raises the errors of
@@ -146,6 +148,7 @@ class PayloadPreparation:
             template_failures=(*failures, *rendered.failures),
             source=source,
             static=static,
+            request_hashes=self._request_hashes,
         )
 
     async def leave_out_rejected(

@@ -5,6 +5,7 @@ value is always valid, however many processes serve the conversation. The limits
 recently used entries are evicted first.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -103,6 +104,50 @@ class HistoryCache:
             size, new = known.size, turns[len(known.turns) :]
         size += sum(_TURN_BYTES + 3 * len(turn.native.data) for turn in new)
         self._histories.put(conversation_id, CachedHistory(turns=turns, provider=provider, sealed=sealed, size=size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HashedBody:
+    body: bytes
+    length: int
+    """How many of its bytes were hashed to `state`."""
+    state: "hashlib._Hash"
+
+
+class RequestHashes:
+    """SHA-256 of the bodies of requests. A request mostly repeats the previous one of its conversation, so only what
+    follows the common beginning is hashed. Comparing bytes takes a small part of the time of hashing them.
+    """
+
+    def __init__(self, limit_bytes: int = 128 * _MEBIBYTE) -> None:
+        self._bodies: LruCache[str, _HashedBody] = LruCache(limit_bytes, weigh=lambda hashed: len(hashed.body))
+
+    def digest(self, conversation_id: str, body: bytes) -> bytes:
+        known = self._bodies.get(conversation_id)
+        length, state = 0, hashlib.sha256()
+        common = 0 if known is None else _count_common(known.body, body)
+        if known is not None and known.length <= common:
+            length, state = known.length, known.state.copy()
+        view = memoryview(body)
+        state.update(view[length:common])
+        self._bodies.put(conversation_id, _HashedBody(body=body, length=max(length, common), state=state.copy()))
+        state.update(view[max(length, common) :])
+        return state.digest()
+
+
+def _count_common(one: bytes, other: bytes) -> int:
+    """Count the bytes that both begin with."""
+    left, right = memoryview(one), memoryview(other)
+    low, high = 0, min(len(left), len(right))
+    if left[:high] == right[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _weight_of(blobs: Mapping[str, Blob]) -> int:

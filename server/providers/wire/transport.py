@@ -16,7 +16,6 @@ been processed, and billed: it is not repeated here.
 """
 
 import asyncio
-import io
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from typing import Any, Final, Self
 
 import aiohttp
 import httpx2
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
@@ -47,7 +47,8 @@ from server.providers.wire.exchange import (
 OK: Final = 200
 """The only status of a response that is not an error: neither API has another one, and redirects are not followed."""
 _OMITTED_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
-_LARGE_BODY_BYTES: Final = 1024 * 1024
+_LARGE_BODY_BYTES: Final = 512 * 1024
+_WRITE_BYTES: Final = 256 * 1024
 _NO_AUTO_HEADERS: Final[CIMultiDict[None]] = CIMultiDict([("content-type", None), ("user-agent", None)])
 _SDK_CALL: ContextVar["SdkCall | None"] = ContextVar("strata_sdk_call", default=None)
 
@@ -315,9 +316,22 @@ class _ClosedWhenIdle(WireCut):
     """The provider had closed a pooled connection before the request arrived."""
 
 
-def _as_stream(body: bytes) -> bytes | io.BytesIO:
-    """Return a large body as a stream: one large write would block the other calls of the process."""
-    return io.BytesIO(body) if len(body) > _LARGE_BODY_BYTES else body
+class _LargeBody(aiohttp.payload.Payload):
+    """A body that is written in parts: one large write would block the other calls of the process."""
+
+    _autoclose = True
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body)
+        self._size = len(body)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return self._value.decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        view = memoryview(self._value)
+        for offset in range(0, len(view), _WRITE_BYTES):
+            await writer.write(view[offset : offset + _WRITE_BYTES])
 
 
 class WireTransport(SdkTransport):
@@ -376,7 +390,13 @@ class WireTransport(SdkTransport):
     ) -> aiohttp.ClientResponse:
         wait.limit(self._limits.connect_seconds + self._limits.silence_seconds)
         loop = asyncio.get_running_loop()
-        request = _Request(head.method, head.url, headers=head.headers, data=_as_stream(body) or None, loop=loop)
+        request = _Request(
+            head.method,
+            head.url,
+            headers=head.headers,
+            data=(_LargeBody(body) if len(body) > _LARGE_BODY_BYTES else body) or None,
+            loop=loop,
+        )
         try:
             connection = await connector.connect(request, [], self._timeout)
         except TimeoutError as error:
