@@ -15,6 +15,7 @@ from server.conversation.store import BufferedTurn
 from server.payload.messages import SealedHistory
 
 _MEBIBYTE = 1024 * 1024
+_COMPARED_BYTES = 4096
 _TURN_BYTES = 2_500
 """What a turn takes besides its content, which is kept as the turn, as its message, and as a part of all messages."""
 
@@ -108,10 +109,11 @@ class HistoryCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HashedBody:
-    body: bytes
-    length: int
-    """How many of its bytes were hashed to `state`."""
+    prefix: bytes
     state: "hashlib._Hash"
+    """The hash of the prefix, which can be continued."""
+    rest: bytes
+    """What followed it in the last request."""
 
 
 class RequestHashes:
@@ -120,34 +122,38 @@ class RequestHashes:
     """
 
     def __init__(self, limit_bytes: int = 128 * _MEBIBYTE) -> None:
-        self._bodies: LruCache[str, _HashedBody] = LruCache(limit_bytes, weigh=lambda hashed: len(hashed.body))
+        self._bodies: LruCache[str, _HashedBody] = LruCache(
+            limit_bytes, weigh=lambda hashed: len(hashed.prefix) + len(hashed.rest)
+        )
 
     def digest(self, conversation_id: str, body: bytes) -> bytes:
         known = self._bodies.get(conversation_id)
-        length, state = 0, hashlib.sha256()
-        common = 0 if known is None else _count_common(known.body, body)
-        if known is not None and known.length <= common:
-            length, state = known.length, known.state.copy()
-        view = memoryview(body)
-        state.update(view[length:common])
-        self._bodies.put(conversation_id, _HashedBody(body=body, length=max(length, common), state=state.copy()))
-        state.update(view[max(length, common) :])
-        return state.digest()
+        if known is None or not body.startswith(known.prefix):
+            known = _HashedBody(prefix=b"", state=hashlib.sha256(), rest=b"")
+        length = len(known.prefix)
+        rest = body[length:]
+        # Copying the prefix costs time too, so it is extended only by much at once.
+        common = _count_common(known.rest, rest) if len(rest) > length // 8 else 0
+        if common > length // 16:
+            state = known.state.copy()
+            state.update(rest[:common])
+            known = _HashedBody(prefix=body[: length + common], state=state, rest=rest[common:])
+        else:
+            known = _HashedBody(prefix=known.prefix, state=known.state, rest=rest)
+        self._bodies.put(conversation_id, known)
+        whole = known.state.copy()
+        whole.update(known.rest)
+        return whole.digest()
 
 
 def _count_common(one: bytes, other: bytes) -> int:
     """Count the bytes that both begin with."""
-    left, right = memoryview(one), memoryview(other)
-    low, high = 0, min(len(left), len(right))
-    if left[:high] == right[:high]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
+    length = min(len(one), len(other))
+    start = 0
+    while start < length and one[start : start + _COMPARED_BYTES] == other[start : start + _COMPARED_BYTES]:
+        start += _COMPARED_BYTES
+    end = min(length, start + _COMPARED_BYTES)
+    return next((index for index in range(start, end) if one[index] != other[index]), end)
 
 
 def _weight_of(blobs: Mapping[str, Blob]) -> int:

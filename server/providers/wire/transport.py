@@ -326,7 +326,7 @@ class _LargeBody(aiohttp.payload.Payload):
         self._size = len(body)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return self._value.decode(encoding, errors)
+        return bytes(self._value).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         view = memoryview(self._value)
@@ -390,13 +390,8 @@ class WireTransport(SdkTransport):
     ) -> aiohttp.ClientResponse:
         wait.limit(self._limits.connect_seconds + self._limits.silence_seconds)
         loop = asyncio.get_running_loop()
-        request = _Request(
-            head.method,
-            head.url,
-            headers=head.headers,
-            data=(_LargeBody(body) if len(body) > _LARGE_BODY_BYTES else body) or None,
-            loop=loop,
-        )
+        data = _LargeBody(body) if len(body) > _LARGE_BODY_BYTES else body or None
+        request = _Request(head.method, head.url, headers=head.headers, data=data, loop=loop)
         try:
             connection = await connector.connect(request, [], self._timeout)
         except TimeoutError as error:
