@@ -44,7 +44,7 @@ _log = logging.getLogger("strata.compaction")
 
 
 class CompactionWatch:
-    """Implements `server.turns.follower.TurnFollower`."""
+    """Implements `server.turns.observer.TurnFollower`."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class CallSlots:
         await self._take()
 
     def release(self) -> None:
-        """Gives a slot back; whoever has waited longest gets it."""
+        """Return a slot. The caller that has waited longest gets it."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():

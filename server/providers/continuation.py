@@ -1,4 +1,4 @@
-"""Answers that took more than one call: the provider paused, and what it had said was sent back for it to go on.
+"""Answers that took more than one call: the provider paused, and its output was sent back so that it continues.
 
 A paused answer and the calls that continue it are one turn. Each call has its own row and its own raw bytes. The turn's
 content and its events are one fold over the bytes of all of them, in order, so they are the same live, in another
@@ -57,7 +57,7 @@ def continued_attempts(start: CallStart) -> tuple[int, ...]:
 def note_container(payload: Payload, container: Mapping[str, JsonValue] | None) -> tuple[dict[str, JsonValue], ...]:
     """What a call records of the container that later calls may name: the answer's, or that of the paused one.
 
-    It stands before the note that a turn takes over from the one before: the first counts.
+    It precedes the note that a turn copies from the previous one: the first note is used.
     """
     if container is not None:
         return ({"kind": CONTAINER, **container},)
@@ -100,14 +100,14 @@ def fold_earlier(fold: Fold, bodies: Iterable[bytes]) -> list[ProviderEvent]:
 
 
 def fold_events(fold: Fold, piece: bytes) -> tuple[list[ProviderEvent], bool]:
-    """The events that a piece completes, and whether the fold can go on after it."""
+    """The events that a piece completes, and whether the fold can continue after it."""
     events: list[ProviderEvent] = []
     try:
         events.extend(fold.feed(piece))
     except ProviderFailed:
         # A generator that raises has given what came before; `extend` has taken it.
         return events, False
-    # Stored bytes are read again and again: by listeners, by recovery, by operators. None of them may fail for ever
+    # Stored bytes are read again and again: by listeners, by recovery, by operators. None of them may fail forever
     # over bytes that a fold has a bug with.
     except Exception:  # noqa: BLE001  reason: logged with its traceback, and the stream ends there
         _log.exception("fold.crashed", extra={"provider_fold": type(fold).__module__})

@@ -1,7 +1,8 @@
 """Checkpoints of a running turn: its calls and bytes are stored, its lease is renewed, a cancellation is noticed.
 
-All of it runs beside the turn and off its path: a turn that ends before its first checkpoint costs one statement here,
-which records its call. The checkpoints are what remains after a crash, and what readers in other processes follow.
+All of it runs concurrently with the turn and not on its path: a turn that ends before its first checkpoint costs one
+statement here, which records its call. The checkpoints are what remains after a crash, and what readers in other
+processes follow.
 """
 
 import asyncio
@@ -190,7 +191,7 @@ class TurnCheckpointer:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, callback))
 
     async def _stop(self) -> None:
-        """Ends the tasks. A task that does not end in time is left behind; it no longer renews the lease."""
+        """Ends the tasks. A task that does not end in time is abandoned; it no longer renews the lease."""
         self._stopped = True
         for timer in self._timers:
             timer.cancel()

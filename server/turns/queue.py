@@ -1,7 +1,7 @@
-"""Waiting for a conversation: first come, first served, over all processes.
+"""The queue of turns that wait for a busy conversation: first in, first out, over all processes.
 
-The order is kept by tickets in the store. Within a process only the first in line knocks; the others keep their tickets
-alive and wait until they are first. A ticket whose holder died lapses, and the next is served.
+Tickets in the store determine the order. Within a process, only the turn with the lowest ticket tries to be accepted;
+the others renew their tickets and wait. The ticket of a process that died expires, and the next one is accepted.
 """
 
 import logging
@@ -21,13 +21,13 @@ from server.turns.tools import TurnTools
 _TICKET_SECONDS: Final = 15.0
 _KEEP_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 1.0
-"""How often the first in line knocks when no news comes: a ticket before it may have lapsed."""
+"""How often the first turn tries again without a notification, because a ticket before it may have expired."""
 
 _log = logging.getLogger("strata.turn")
 
 
 class TurnQueue:
-    """Lets turns into busy conversations, one after the other."""
+    """Makes turns wait until their conversation is free, and accepts them one by one."""
 
     def __init__(self, tools: TurnTools, running_turns: RunningTurns) -> None:
         self._tools = tools
@@ -41,9 +41,9 @@ class TurnQueue:
         on_busy: OnBusy,
         accept: Callable[[NewInput], Awaitable[AcceptOutcome]],
     ) -> AcceptOutcome:
-        """What `accept` gives when the turn's time has come.
+        """Wait until the conversation is free for this turn, and return what `accept` returns.
 
-        Raises `QueueFull`; `ConversationBusy` when it waited too long; `ShuttingDown`; and what `accept` raises.
+        Raises `QueueFull`, `ConversationBusy` if it waited too long, `ShuttingDown`, and what `accept` raises.
         """
         first = on_busy is OnBusy.SUPERSEDE
         deadline = time.monotonic() + self._tools.limits.queue_seconds
@@ -69,7 +69,7 @@ class TurnQueue:
         accept: Callable[[NewInput], Awaitable[AcceptOutcome]],
         deadline: float,
     ) -> AcceptOutcome | None:
-        """Waits with a ticket; None where it has lapsed, as in a process that stood still for long."""
+        """Wait with a ticket. None if the ticket has expired, for example because the process was suspended."""
         line = self._lines[turn.conversation_id]
         line.append(ticket)
         outcome: AcceptOutcome | None = None
@@ -113,16 +113,16 @@ class TurnQueue:
         return await self._tools.store.renew_ticket(conversation_id, ticket, seconds=_TICKET_SECONDS)
 
     async def _give_back(self, conversation_id: str, ticket: int) -> None:
-        """The ticket of a turn that was not accepted: accepting one takes its ticket with it."""
+        """Delete the ticket of a turn that was not accepted. Accepting a turn deletes its ticket."""
         try:
             await self._tools.store.leave_queue(conversation_id, ticket)
         except DatabaseUnavailable as error:
-            # It lapses by itself, and what became of the turn is what its client has to hear.
+            # It expires, and the client has to get the outcome of its turn and not this error.
             _log.warning("turn.ticket_not_returned", extra={"conversation_id": conversation_id, "code": error.code})
 
     async def _ask_to_stop(self, tenant_id: str, conversation_id: str) -> None:
-        """Once, with the ticket in hand: nobody but a newer one that supersedes can come before it any more, and that
-        one's turn is none of its business.
+        """Request the cancellation of the running turn, once. After the ticket has been issued, only a newer turn that
+        also supersedes can be accepted before this one, and that turn must not be cancelled.
         """
         try:
             await self._tools.store.request_cancel(tenant_id, conversation_id)

@@ -113,7 +113,7 @@ class TurnRecovery:
                 await store.finish_turn(lease, answer)
             except (LeaseLost, ConversationNotFound, DatabaseUnavailable):
                 raise
-            # Every later recovery would fail in the same way, and the conversation would be blocked for ever.
+            # Every later recovery would fail in the same way, and the conversation would be blocked forever.
             except Exception:  # noqa: BLE001  reason: logged with its traceback, and recorded as the turn's error
                 _log.exception(
                     "turn.answer_unreadable",

@@ -273,7 +273,7 @@ class TurnRunner:
                 return answer, await self._finish(answer)
             except (LeaseLost, DatabaseUnavailable):
                 raise
-            # A turn that cannot end blocks its conversation for ever: for the next turn, for recovery, for erasure.
+            # A turn that cannot end blocks its conversation forever: for the next turn, for recovery, for erasure.
             except Exception:  # noqa: BLE001  reason: logged with its traceback, and the turn says `answer_unstorable`
                 _log.exception("turn.answer_unstorable", extra=self._facts())
         answer = self._build_answer_without_call(_unstorable(outcome))

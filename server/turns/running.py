@@ -1,7 +1,7 @@
 """The turns that run in this process.
 
-A turn belongs to the server and not to the connection that asked for it, so it runs in a task that nobody but this
-module awaits. A task that nothing refers to may be collected while it runs; this holds them all.
+A turn belongs to the server and not to the connection that requested it, so it runs in a task of its own. asyncio keeps
+only weak references to tasks; this module keeps them until they end.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainReport:
-    """How a shutdown went."""
+    """The turns that ended during a shutdown."""
 
     finished_count: int
     cancelled_count: int
 
 
 class RunningTurns:
-    """Starts turns, and ends them all when the process stops."""
+    """Starts turns, and ends all of them when the process stops."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -31,16 +31,16 @@ class RunningTurns:
 
     @property
     def count(self) -> int:
-        """How many turns run now."""
+        """The number of running turns."""
         return len(self._tasks)
 
     @property
     def draining(self) -> bool:
-        """Whether the process has stopped taking new turns."""
+        """Whether the process accepts no new turns any more."""
         return self._draining
 
     def start(self, turn: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Raises `ShuttingDown` once draining has begun; the coroutine is closed then."""
+        """Run a turn in a task. Raises `ShuttingDown` after draining has begun; then the coroutine is closed."""
         if self._draining:
             turn.close()
             raise ShuttingDown
@@ -50,9 +50,9 @@ class RunningTurns:
         return task
 
     async def drain(self, limit_seconds: float) -> DrainReport:
-        """Takes no new turns, lets the running ones finish within the limit, then cancels the rest and awaits them.
+        """Accept no new turns, wait within the limit for the running ones, then cancel the rest and wait for them.
 
-        A cancelled turn still ends in its own way: it commits what has arrived before it lets go.
+        A cancelled turn stores what has arrived before it ends.
         """
         self._draining = True
         if not self._tasks:

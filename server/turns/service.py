@@ -1,7 +1,7 @@
 """Taking turns: the use case that everything else is for.
 
-A turn belongs to the server and not to the connection that asked for it. From the moment a request has been read, all
-of it happens in a task of this process; whoever asked only listens, and may go away at any time.
+A turn belongs to the server and not to the connection that requested it. After a request has been read, everything
+happens in a task of this process. The connection only listens, and can end at any time.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from server.turns.tools import TurnTools
 
 
 class TurnService:
-    """Takes turns, and lets anybody of the tenant listen to them."""
+    """Takes turns, and finds turns to listen to and to cancel."""
 
     def __init__(self, tools: TurnTools, running_turns: RunningTurns) -> None:
         self._tools = tools
@@ -35,10 +35,10 @@ class TurnService:
         self._live: dict[tuple[str, int], LiveTurn] = {}
 
     async def take_turn(self, tenant_id: str, request: TurnRequest) -> TurnHandle:
-        """Accepts the input and begins the answer. Returns when the input is durable, or was known already.
+        """Accept the input and begin the answer. Returns when the input is durable, or was accepted before.
 
-        Cancelling this call cancels nothing but the call: a turn that was asked for is taken. Raises what
-        `Store.accept_turn` raises, `QueueFull`, `CallLimitReached` and `ShuttingDown`.
+        Cancelling this coroutine does not cancel the turn. Raises the errors of `Store.accept_turn`, `QueueFull`,
+        `CallLimitReached` and `ShuttingDown`.
         """
         began = time.monotonic()
         accepted: asyncio.Future[TurnHandle] = asyncio.get_running_loop().create_future()
@@ -46,7 +46,7 @@ class TurnService:
         return await asyncio.shield(accepted)
 
     async def follow_turn(self, tenant_id: str, conversation_id: str, seq: int) -> TurnHandle:
-        """A turn to listen to, running here or elsewhere, or long over.
+        """Return a turn to listen to: one that runs in any process, or one that has ended.
 
         Raises `ConversationNotFound`, `TurnNotFound`.
         """
@@ -56,13 +56,13 @@ class TurnService:
         if await self._library.find_answer(tenant_id, conversation_id, seq) is None:
             conversation = await self._tools.store.load_conversation(tenant_id, conversation_id)
             runs = conversation.state is ConversationState.RUNNING and conversation.next_seq == seq + 1
-            # It may have ended between the two looks.
+            # It may have ended between the two reads.
             if not runs and await self._library.find_answer(tenant_id, conversation_id, seq) is None:
                 raise TurnNotFound
         return self._stored(tenant_id, conversation_id, seq)
 
     async def cancel_turn(self, tenant_id: str, conversation_id: str, turn_seq: int | None = None) -> TurnHandle:
-        """Asks the running turn to stop, in whichever process it runs; the handle tells when it has.
+        """Request that the running turn ends, in any process. Waiting on the handle returns when it has ended.
 
         Raises `ConversationNotFound`, `TurnNotRunning`.
         """
@@ -86,8 +86,8 @@ class TurnService:
             _drop(reservation)
             accepted.set_exception(ShuttingDown())
             raise
-        # Whatever it was: whoever asked gets to see it, and there is no turn yet that would have to be ended.
-        except Exception as error:  # noqa: BLE001  reason: handed on
+        # The caller gets every error, and there is no turn yet that would have to be ended.
+        except Exception as error:  # noqa: BLE001  reason: passed to the caller
             _drop(reservation)
             accepted.set_exception(error)
             return
@@ -110,11 +110,11 @@ class TurnService:
             del self._live[key]
             _drop(reservation)
             if live.ended is None and live.lost is None:
-                # The runner has crashed over the end itself. Nobody may wait for it for ever.
+                # The runner crashed while it ended the turn. Its listeners must not wait forever.
                 live.lose(Internal())
 
     async def _reserve(self, tenant_id: str, turn: NewInput) -> Reservation | None:
-        """A slot for the turn's provider call. None for a turn that was accepted before, which needs none.
+        """Reserve a slot for the provider call. None for a turn that was accepted before, which needs none.
 
         Raises `CallLimitReached`.
         """
@@ -128,7 +128,7 @@ class TurnService:
     async def _accept(
         self, tenant_id: str, turn: NewInput, on_busy: OnBusy, reservation: Reservation | None
     ) -> AcceptOutcome:
-        """By the request's own policy for a busy conversation."""
+        """Accept the input, or wait, by the request's policy for a busy conversation."""
 
         async def accept(turn: NewInput) -> AcceptOutcome:
             return await self._accept_or_recover(tenant_id, turn)
@@ -138,12 +138,12 @@ class TurnService:
         except ConversationBusy:
             if on_busy is OnBusy.REJECT:
                 raise
-        # It may wait for minutes, and takes a slot only when it makes its call.
+        # The turn may wait for minutes, and reserves a slot again when it makes its call.
         _drop(reservation)
         return await self._queue.wait_in(tenant_id, turn, on_busy, accept)
 
     async def _accept_or_recover(self, tenant_id: str, turn: NewInput) -> AcceptOutcome:
-        """A conversation that only a dead process holds is not busy."""
+        """Accept the input. If the lease of a dead process makes the conversation busy, its turn is ended first."""
         try:
             return await self._tools.store.accept_turn(tenant_id, turn)
         except ConversationBusy:

@@ -1,4 +1,4 @@
-"""What running turns takes, gathered once for a process."""
+"""The collaborators and limits that service, runner, queue, checkpoints and recovery of a process share."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -12,25 +12,24 @@ from server.payload.preparation import PayloadPreparation
 from server.providers.call_slots import CallSlots
 from server.providers.retry_policy import RetryPolicy
 from server.providers.token_estimate import TokenEstimate
-from server.turns.follower import NoFollower, TurnFollower
-from server.turns.observer import TurnObserver
+from server.turns.observer import NoFollower, TurnFollower, TurnObserver
 from server.turns.stored import OpenFold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLimits:
-    """Times and numbers of turns."""
+    """Limits of turns."""
 
     lease_seconds: float = 30.0
-    """How long a process may be silent before another ends its turns."""
+    """After this time without a heartbeat, another process may end the turn."""
     flush_seconds: float = 0.25
-    """How often what has arrived is written down."""
+    """The interval of checkpoints."""
     ending_seconds: float = 120.0
-    """How long a turn may take to end once its provider has ended."""
+    """How long a turn may take to end after its provider has ended."""
     queue_limit: int = 100
-    """How many turns may wait for one conversation."""
+    """The maximum number of turns that wait for one conversation."""
     queue_seconds: float = 300.0
-    """How long one of them waits at most."""
+    """How long a turn waits at most."""
 
 
 class NoNotifications:
@@ -43,10 +42,10 @@ class NoNotifications:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def call_when_notified(self, callback: Callable[[], None]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def wait(self, limit_seconds: float) -> bool:
         await asyncio.sleep(limit_seconds)
@@ -55,21 +54,21 @@ class NoNotifications:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnTools:
-    """The parts."""
+    """See the module. Built once for a process."""
 
     owner: str
-    """What this process is called on the leases that it holds."""
+    """The name of this process on its leases."""
     store: Store
     preparation: PayloadPreparation
     observer: TurnObserver
     folds: Mapping[str, OpenFold]
-    """By provider, of all that there are."""
+    """By provider; of all providers, also of those without a key."""
     notifications: Notifications = field(default_factory=NoNotifications)
     limits: TurnLimits = field(default_factory=TurnLimits)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     estimate: TokenEstimate = field(default_factory=TokenEstimate)
     follower: TurnFollower = field(default_factory=NoFollower)
-    """Told of every answer, when it is durable and everybody else has heard of it."""
+    """Notified of every answer, after its last event was sent."""
     call_slots: CallSlots = field(default_factory=CallSlots)
     cache_maintainer: CacheMaintainer | None = None
-    """None where nobody keeps explicit caches."""
+    """None if this process maintains no explicit caches."""

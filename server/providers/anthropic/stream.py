@@ -366,8 +366,8 @@ class AnthropicFold:
         if isinstance(reason, str):
             calls = any(self._blocks[index].get("type") == "tool_use" for index in self._ended)
             stop_reason = STOP_REASONS.get(reason, StopReason.ERROR)
-            told = delta.get("stop_details")
-            details = {"reason": clean_message(reason), **clean_details(told if isinstance(told, dict) else {})}
+            given = delta.get("stop_details")
+            details = {"reason": clean_message(reason), **clean_details(given if isinstance(given, dict) else {})}
             if type(delta.get("stop_sequence")) is str:
                 details["stop_sequence"] = clean_message(delta["stop_sequence"])
             self._stop_reason = StopReason.TOOL_USE if calls and stop_reason is not StopReason.REFUSAL else stop_reason
