@@ -163,7 +163,7 @@ def compare(
     return sum(found[1:], found[0])
 
 
-def play(model: PricedModel, workload: Workload, policy: CompactionPolicy) -> Run:
+def simulate_workload(model: PricedModel, workload: Workload, policy: CompactionPolicy) -> Run:
     """Simulate the workload under one policy."""
     typical = workload.exchanges if workload.length_known else None
     runs = [

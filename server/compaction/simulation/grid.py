@@ -16,7 +16,7 @@ from server.compaction.simulation.comparison import (
     Workload,
     compare,
     find_priced_model,
-    play,
+    simulate_workload,
 )
 from server.compaction.simulation.workload import LengthLaw, Shape, ThinkTime
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
@@ -176,9 +176,9 @@ def compare_clocks(periods: Sequence[int] = CLOCK_SECONDS) -> dict[int, float]:
         model = find_priced_model(provider, name, order, PRICED_AT)
         for shape, think_time, (mean, count) in product(SHAPES.values(), THINK_TIMES.values(), LENGTHS.items()):
             workload = Workload(shape=shape, think_time=think_time, exchanges=mean, conversations=count)
-            daily = play(model, replace(workload, clock_seconds=_DAY_SECONDS), POLICY).cost_usd
+            daily = simulate_workload(model, replace(workload, clock_seconds=_DAY_SECONDS), POLICY).cost_usd
             for period in periods:
-                cost = play(model, replace(workload, clock_seconds=period), POLICY).cost_usd
+                cost = simulate_workload(model, replace(workload, clock_seconds=period), POLICY).cost_usd
                 highest[period] = max(highest[period], cost / daily)
     return highest
 
@@ -202,7 +202,9 @@ def compare_orders(provider: str, name: str, change_share: float) -> dict[tuple[
             )
             for mean, count in LENGTHS.items()
         ]
-        costs = [sum(play(model, one, POLICY).cost_usd for one in workloads) for model in (layered, append_only)]
+        costs = [
+            sum(simulate_workload(model, one, POLICY).cost_usd for one in workloads) for model in (layered, append_only)
+        ]
         ratios[shape.name, think_time.name] = costs[0] / costs[1]
     return ratios
 
