@@ -16,7 +16,7 @@ from typing import Final
 
 from server.caching.policy import SHORT_SECONDS
 from server.conversation.call import CallTrace
-from server.conversation.manifest import count_shared, list_static, share_signed_summary
+from server.conversation.manifest import count_shared, list_static, repeats_all, share_signed_summary
 from server.conversation.payload import Layer, LayerOrder, ManifestEntry
 from server.conversation.usage import Usage
 from server.providers.model_profile import ModelProfile
@@ -95,7 +95,7 @@ def expect_cache_read(
         return CacheExpectation(possible_tokens=possible, reason=_explain_missing_cache(previous, current))
     previous, current = _in_cache_order(previous, profile), _in_cache_order(current, profile)
     shared = count_shared(previous.manifest, current.manifest, by_hash=True)
-    expected_count = max(shared, _count_repeated(previous))
+    expected_count = max(shared, _count_repeated(previous, current))
     prefixes = [
         entry
         for entry in _list_cached_prefixes(previous, trace, profile, (shared, expected_count))
@@ -143,9 +143,11 @@ def _in_cache_order(request: Request, profile: ModelProfile) -> Request:
     return replace(request, manifest=(*static[1:], static[0], *request.manifest[len(static) :]))
 
 
-def _count_repeated(previous: Request) -> int:
-    """Count the blocks that should be repeated: those of the static layer in the layered order, otherwise all."""
-    if previous.order is LayerOrder.APPEND_ONLY:
+def _count_repeated(previous: Request, current: Request) -> int:
+    """Count the blocks that should be repeated: those of the static layer if a separate dynamic block has changed,
+    otherwise all.
+    """
+    if repeats_all(previous.manifest, current.manifest, previous.order):
         return len(previous.manifest)
     return len(list_static(previous.manifest))
 

@@ -1,8 +1,9 @@
 """Whether an explicit cache is worth its storage, and whether a request can use one.
 
 An explicit cache is guaranteed and charged by the hour. An implicit cache is free and not guaranteed. An explicit cache
-covers only the static text and tools, so it is used only in the layered order, where nothing else is repeated. In the
-append-only order the implicit cache grows with the conversation, and an explicit cache would prevent that.
+covers only the static text and tools, and a request that names one reads nothing else from the implicit cache. So it is
+used only in the layered order, and there only if the implicit cache reads less: that covers the buffer too while the
+dynamic block does not change. In the append-only order the implicit cache always grows with the conversation.
 """
 
 from collections.abc import Mapping
@@ -55,7 +56,8 @@ class Demand:
     observed_calls: int
     """Calls whose implicit cache read was observed."""
     implicit_share: Decimal
-    """The share of the static text that they read from the implicit cache, from 0 to 1."""
+    """What they read from the implicit cache, as a share of the static text. Above 1 if they read the buffer too, which
+    they would not do with an explicit cache."""
 
 
 def supports_cache(profile: ModelProfile, order: LayerOrder, settings: CacheSettings) -> bool:

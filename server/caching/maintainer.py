@@ -180,9 +180,14 @@ class CacheMaintainer:
         return plan.settings.explicit is ExplicitChoice.ON or self._is_worthwhile(plan, stats, now)
 
     def _is_worthwhile(self, plan: CachePlan, stats: _PrefixStats, now: datetime) -> bool:
-        share = Decimal(stats.read_tokens) / stats.expected_tokens if stats.expected_tokens else Decimal(0)
+        static_tokens = self._estimate_static(plan.payload)
+        share = Decimal(0)
+        if stats.expected_tokens:
+            # An estimate of the static text that is too high must not hide that all of it is read.
+            static_share = Decimal(stats.expected_tokens) / max(1, static_tokens * stats.observed_calls)
+            share = Decimal(stats.read_tokens) / stats.expected_tokens * max(Decimal(1), static_share)
         demand = Demand(
-            static_tokens=self._estimate_static(plan.payload),
+            static_tokens=static_tokens,
             calls_last_hour=sum(now - call <= _HOUR for call in stats.calls),
             observed_calls=stats.observed_calls,
             implicit_share=share,

@@ -123,11 +123,15 @@ def _encode_cache_request(payload: Payload) -> dict[str, JsonValue]:
     return requested
 
 
+_NOT_ABOUT_CACHES: Final = frozenset({"container", "clock"})
+"""Members of the stored caching that rebuild other parts of the request; for `clock` see the room `payload`."""
+
+
 def apply_caching(payload: Payload, caching: Mapping[str, JsonValue]) -> Payload:
     """Apply stored caching to a payload: the inverse of `encode_caching`. Empty caching changes nothing."""
     if "container" in caching:
         payload = replace(payload, container=caching["container"])
-    if not set(caching) - {"container"}:
+    if not set(caching) - _NOT_ABOUT_CACHES:
         return payload
     if "cached_content" in caching:
         return replace(payload, cached_content=caching["cached_content"])

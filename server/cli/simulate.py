@@ -17,6 +17,7 @@ from server.compaction.simulation.workload import LengthLaw
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
 from server.conversation.errors import ValidationFailed
 from server.conversation.payload import LayerOrder
+from server.payload.dynamic_clock import DEFAULT_CLOCK_SECONDS
 from server.providers.model_profile import PROFILES
 
 _CHART_STEPS: Final = 6
@@ -76,6 +77,20 @@ def _check_chart(_context: click.Context, _parameter: click.Parameter, path: Pat
     help="Fixed cost of a compaction in the cost policy.",
 )
 @click.option("--max-tokens", type=click.IntRange(1), default=8_000, show_default=True, help="Of the threshold policy.")
+@click.option(
+    "--clock-seconds",
+    type=click.IntRange(1, 86_400),
+    default=DEFAULT_CLOCK_SECONDS,
+    show_default=True,
+    help="Period of the clock in the dynamic block of the layered order.",
+)
+@click.option(
+    "--change-share",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    show_default=True,
+    help="Share of exchanges before which the context changes.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same figures.")
 @click.option("--grid", is_flag=True, help="Simulate every model, shape, pace and length of docs/operations/costs.md.")
 @click.option(
@@ -123,13 +138,14 @@ def _read_model(options: dict[str, Any]) -> PricedModel:
 
 def _read_workload(options: dict[str, Any]) -> Workload:
     return Workload(
-        shape=SHAPES[options["shape"]],
+        shape=replace(SHAPES[options["shape"]], change_share=options["change_share"]),
         think_time=THINK_TIMES[options["think_time"]],
         exchanges=options["exchanges"],
         lengths=LengthLaw(options["lengths"]),
         length_known=not options["length_unknown"],
         conversations=options["conversations"],
         seed=options["seed"],
+        clock_seconds=options["clock_seconds"],
     )
 
 
@@ -145,6 +161,8 @@ def _simulate_grid(
             seed=options["seed"],
             policy=cost,
             threshold=threshold,
+            clock_seconds=options["clock_seconds"],
+            change_share=options["change_share"],
         ):
             rows.append(row)
             progress.advance(task)

@@ -1,18 +1,21 @@
 """What a cut costs and saves, in tokens at the price of uncached input.
 
-A request consists of a prefix that the provider may have cached, and the rest. In the layered order the prefix is the
-static layer; in the append-only order it is the static layer and the buffer. Cached tokens cost the read rate, the
-other tokens of the prefix cost the write rate, and tokens after the prefix cost 1. A prefix shorter than the model's
-minimum is not cached, so its tokens cost 1 too.
+A request consists of a prefix that the provider may have cached, and the rest. In the append-only order the prefix is
+the static layer and the buffer. In the layered order the dynamic block is between them, and belongs to the prefix; if
+that changes with each request, the prefix is the static layer alone. Cached tokens cost the read rate, the other tokens
+of the prefix cost the write rate, and tokens after the prefix cost 1. A prefix shorter than the model's minimum is not
+cached, so its tokens cost 1 too.
 
 Four numbers decide about a cut:
 
-- The *price*: the additional cost of the next exchange, plus the fixed cost of a compaction. It is often negative: in
-  the layered order the moved tokens leave the uncached part, and an expired cache has to be written in any case.
-- The *tail*: the part of the price that does not depend on how much is moved, for writing the kept exchanges again.
+- The *price*: the additional cost of the next exchange, plus the fixed cost of a compaction. It is often negative: an
+  expired cache has to be written in any case, and moved tokens leave an uncached buffer.
+- The *tail*: the part of the price that does not depend on how much is moved, for writing the dynamic block and the
+  kept exchanges again.
 - The *saving*: by how much each later call becomes cheaper.
 - The *carrying cost*: the savings missed so far, one for each call that has carried the movable exchanges.
 
+A cut is not made if the request after it would be too short to be cached and without the cut will soon be long enough.
 A price of zero or less is accepted at once. A positive price is accepted by one of two rules:
 
 - If the usual length of such conversations is unknown: when the carrying cost has reached the price. This is the
@@ -32,7 +35,6 @@ from typing import Final
 
 from server.compaction.state import CompactionState, Exchange
 from server.conversation.compaction_policy import CompactionPolicy
-from server.conversation.payload import LayerOrder
 from server.providers.model_profile import ModelProfile
 from server.providers.pricing import Price
 
@@ -56,17 +58,23 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTokens:
-    """The tokens of a request that a compaction can change, without the trigger and a separate dynamic layer."""
+    """The tokens of a request, without the trigger."""
 
-    order: LayerOrder
     static_tokens: int
+    dynamic_tokens: int = 0
+    """Of a separate dynamic block."""
     buffer_tokens: int
+    caches_buffer: bool
+    """Whether the provider can cache what follows the static layer."""
+
+    @property
+    def total_tokens(self) -> int:
+        return self.static_tokens + self.dynamic_tokens + self.buffer_tokens
 
     @property
     def prefix_tokens(self) -> int:
         """The tokens that the provider can have cached."""
-        buffered = self.buffer_tokens if self.order is LayerOrder.APPEND_ONLY else 0
-        return self.static_tokens + buffered
+        return self.total_tokens if self.caches_buffer else self.static_tokens
 
 
 def find_rates(price: Price | None, profile: ModelProfile, lifetime_seconds: float) -> Rates:
@@ -92,11 +100,11 @@ def estimate_request(prompt: PromptTokens, rates: Rates, *, cached_tokens: int) 
     """Return the cost of one call if the provider has `cached_tokens` of its prefix."""
     prefix = prompt.prefix_tokens
     if prefix < rates.minimum_tokens:
-        return float(prompt.static_tokens + prompt.buffer_tokens)
+        return float(prompt.total_tokens)
     cached = min(cached_tokens, prefix)
     if cached < rates.minimum_tokens:
         cached = 0
-    uncached = prompt.static_tokens + prompt.buffer_tokens - prefix
+    uncached = prompt.total_tokens - prefix
     return cached * rates.read + (prefix - cached) * rates.write + uncached
 
 
@@ -181,6 +189,19 @@ class CutEstimator:
             saving=self._later_cost(before) - self._later_cost(after),
         )
 
+    def delays_caching(self, cut: Cut) -> bool:
+        """Return whether the request after the cut is too short to be cached, and without the cut will be long enough
+        before the conversation ends.
+        """
+        state, minimum = self._state, self._rates.minimum_tokens
+        after = self._prompt(state.static_tokens + cut.segment_tokens, cut.kept_tokens)
+        if not state.caches_buffer or self.is_usually_cold or after.prefix_tokens >= minimum:
+            return False
+        buffer_tokens = sum(exchange.sent_tokens for exchange in state.exchanges)
+        missing = minimum - self._prompt(state.static_tokens, buffer_tokens).prefix_tokens
+        remaining = self._remaining_exchanges()
+        return remaining is None or missing < remaining * buffer_tokens / len(state.exchanges)
+
     def is_due(self, cut: Cut, cost: CutCost) -> bool:
         """Return whether to accept a positive price now."""
         carried_cost = self._carrying_cost(cut, cost)
@@ -227,8 +248,13 @@ class CutEstimator:
         return estimate_request(prompt, self._rates, cached_tokens=cached_tokens)
 
     def _prompt(self, static_tokens: int, buffer_tokens: int) -> PromptTokens:
-        return PromptTokens(order=self._state.order, static_tokens=static_tokens, buffer_tokens=buffer_tokens)
+        return PromptTokens(
+            static_tokens=static_tokens,
+            dynamic_tokens=self._state.dynamic_tokens,
+            buffer_tokens=buffer_tokens,
+            caches_buffer=self._state.caches_buffer,
+        )
 
     def _uncached_answer_tokens(self) -> int:
         """The newest answer is not in the cache yet, if the buffer is cached at all."""
-        return self._state.exchanges[-1].unsent_tokens if self._state.order is LayerOrder.APPEND_ONLY else 0
+        return self._state.exchanges[-1].unsent_tokens if self._state.caches_buffer else 0

@@ -1,8 +1,8 @@
 """When to compact a conversation, and how much: a pure decision.
 
 Compacting moves the oldest exchanges of the buffer into a segment at the end of the static layer. The text of a segment
-is sent with every later call like the turns it replaces, but without their thinking and signatures, and in the layered
-order it is cached. So a compaction makes later calls cheaper. The next call becomes more expensive, because the
+is sent with every later call like the turns it replaces, but without their thinking, signatures and times. So a
+compaction makes later calls cheaper. The next call becomes more expensive, because the
 provider has to write a new cache. The planner decides whether that pays off.
 
 A cut is always between two exchanges. The newest exchange stays in the buffer, and so do the newest `keep_exchanges`
@@ -230,6 +230,8 @@ class _Planner:
         cost = estimator.estimate(cut)
         if cost.saving <= 0:
             return CompactionDecision(skip_reason=SkipReason.SAVES_NOTHING)
+        if estimator.delays_caching(cut):
+            return CompactionDecision(skip_reason=SkipReason.NOT_YET_WORTH_IT)
         if cost.price <= 0:
             reason = CompactionReason.COLD_CACHE if estimator.is_cold else CompactionReason.CARRYING_COST
             return CompactionDecision(plan=self.build(cut, reason))

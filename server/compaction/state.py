@@ -18,10 +18,11 @@ from statistics import median
 from typing import Final
 
 from server.conversation.block import ImageBlock, ToolCallBlock, ToolResultBlock
-from server.conversation.manifest import encode_tools
-from server.conversation.payload import Layer, LayerOrder
+from server.conversation.manifest import encode_tools, find_separate_dynamic
+from server.conversation.payload import LayerOrder
 from server.conversation.store import BufferedTurn, PayloadSource
 from server.conversation.turn import TurnKind, TurnState
+from server.payload.dynamic_clock import decode_clock
 from server.payload.settings import read_order
 from server.payload.signatures import SignatureScope, build_signature_scope
 from server.providers.model_profile import find_profile
@@ -78,7 +79,10 @@ class CompactionState:
     static_tokens: int
     """Including tools and segments."""
     dynamic_tokens: int
-    order: LayerOrder
+    """Of a separate dynamic block, as in the layered order."""
+    caches_buffer: bool
+    """Whether the provider can cache the buffer: not if an explicit cache replaces the static text, nor if a separate
+    dynamic block before the buffer changes with each request."""
     last_call_at: datetime | None
     """When the provider's cache was last used; None if it never was."""
     cache_lifetime_seconds: float
@@ -161,7 +165,7 @@ def read_state(
         exchanges=split_exchanges(turns),
         static_tokens=estimate.estimate(definition.model, static_length + len(encode_tools(definition.tools))),
         dynamic_tokens=_dynamic_tokens(source, order, estimate),
-        order=order,
+        caches_buffer=_caches_buffer(source, order),
         last_call_at=max(
             (turn.created_at for turn in source.buffered if turn.prefix_hash is not None and turn.created_at),
             default=None,
@@ -190,7 +194,7 @@ def _measure(
                 thinking = _count_thinking(turn, sent - transcript)
             sent = transcript + thinking
         else:
-            dynamic = following.dynamic if following is not None and order is LayerOrder.APPEND_ONLY else None
+            dynamic = None if following is None else _inside_input(following, order)
             images = sum(isinstance(block, ImageBlock) for block in blocks)
             sent += estimate.estimate(model, len(dynamic or b"")) + images * _IMAGE_TOKENS
         yield BufferTurn(
@@ -203,6 +207,10 @@ def _measure(
             segment_tokens=transcript,
             thinking_tokens=thinking,
         )
+
+
+def _inside_input(answer: BufferedTurn, order: LayerOrder) -> bytes | str | None:
+    return answer.input_time if order is LayerOrder.LAYERED else answer.dynamic or answer.input_time
 
 
 def _count_thinking(turn: BufferedTurn, rest: int) -> int:
@@ -219,8 +227,16 @@ def _dynamic_tokens(source: PayloadSource, order: LayerOrder, estimate: TokenEst
     """
     if order is LayerOrder.APPEND_ONLY:
         return 0
-    length = sum(entry.length for entry in source.previous_manifest if entry.layer is Layer.DYNAMIC)
+    separate = find_separate_dynamic(source.previous_manifest)
+    length = 0 if separate is None else separate.length
     return estimate.estimate(source.assistant.definition.model, length)
+
+
+def _caches_buffer(source: PayloadSource, order: LayerOrder) -> bool:
+    previous = source.previous_call
+    if order is LayerOrder.APPEND_ONLY or previous is None:
+        return True
+    return "cached_content" not in previous.caching and not decode_clock(previous.caching).is_volatile
 
 
 def _cache_lifetime(source: PayloadSource) -> float:

@@ -34,11 +34,11 @@ class CallStart:
     empty too."""
     layer_order: LayerOrder = LayerOrder.LAYERED
     dynamic: bytes = b""
-    """The dynamic layer as it was sent. In the append-only order it is sent again with every later call. Empty if there
+    """The dynamic block as it was sent. In the append-only order it is sent again with every later call. Empty if there
     was none."""
     caching: Mapping[str, JsonValue] = field(default_factory=dict)
-    """What the request asked of the provider's cache, see `server.caching.policy`. A rebuilt request asks
-    for the same."""
+    """What the request asked of the provider's cache, see `server.caching.policy`, and the times of its dynamic layer,
+    see `server.payload.dynamic_clock`. A rebuilt request has the same."""
     cache_expected_tokens: int | None = None
     """How much should have been read from the cache; None if unknown."""
     repairs: Sequence[Mapping[str, JsonValue]] = ()

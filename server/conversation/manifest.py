@@ -170,13 +170,12 @@ def _is_separate_dynamic(entry: Mapping[str, JsonValue]) -> bool:
 
 
 def _move_dynamic(entries: tuple[ManifestEntry, ...]) -> tuple[tuple[ManifestEntry, ...], int | None]:
-    """Move a separate dynamic message, which precedes all other messages but a signed summary, to the end."""
-    for index, entry in enumerate(entries):
-        if entry.kind == "dynamic" and entry.seq is None:
-            return (*entries[:index], *entries[index + 1 :], entry), index
-        if entry.layer is not Layer.STATIC and entry.kind != SIGNED_SUMMARY:
-            break
-    return entries, None
+    """Move a separate dynamic message to the end."""
+    separate = find_separate_dynamic(entries)
+    if separate is None:
+        return entries, None
+    index = entries.index(separate)
+    return (*entries[:index], *entries[index + 1 :], separate), index
 
 
 def count_shared(one: Sequence[ManifestEntry], other: Sequence[ManifestEntry], *, by_hash: bool = False) -> int:
@@ -201,15 +200,41 @@ def _is_same(one: ManifestEntry, other: ManifestEntry, *, by_hash: bool) -> bool
     return by_hash or (one.layer, one.role, one.length, one.seq) == (other.layer, other.role, other.length, other.seq)
 
 
+def find_separate_dynamic(manifest: Sequence[ManifestEntry]) -> ManifestEntry | None:
+    """Return the dynamic message that precedes the turns in the layered order. Only a signed summary may precede it."""
+    for entry in manifest:
+        if entry.kind == "dynamic" and entry.seq is None:
+            return entry
+        if entry.layer is not Layer.STATIC and entry.kind != SIGNED_SUMMARY:
+            break
+    return None
+
+
+def is_content_of(entry: ManifestEntry, data: bytes) -> bool:
+    """Return whether a block consists of these bytes."""
+    return entry.length == len(data) and entry.hash == _hash(data)
+
+
+def repeats_all(previous: Sequence[ManifestEntry], current: Sequence[ManifestEntry], order: LayerOrder) -> bool:
+    """Return whether a request should begin with the whole previous one. In the layered order it does unless the
+    dynamic block is another one.
+    """
+    if order is LayerOrder.APPEND_ONLY:
+        return True
+    one, other = find_separate_dynamic(previous), find_separate_dynamic(current)
+    return one is not None and other is not None and one.hash == other.hash
+
+
 def find_prefix_break(
     previous: Sequence[ManifestEntry], current: Sequence[ManifestEntry], order: LayerOrder
 ) -> dict[str, JsonValue] | None:
     """Return the first block of the previous request that the current one does not repeat, or None.
 
-    In the append-only order all blocks have to be repeated, in the layered order the tools and the static text. Markers
-    may move. Only for requests with the same order and prefix, because a new epoch changes blocks on purpose.
+    All blocks have to be repeated; in the layered order only the tools and the static text if the dynamic block has
+    changed. Markers may move. Only for requests with the same order and prefix, because a new epoch changes blocks on
+    purpose.
     """
-    if order is LayerOrder.LAYERED:
+    if not repeats_all(previous, current, order):
         previous = list_static(previous)
     index = count_shared(previous, current, by_hash=True)
     if index == len(previous):

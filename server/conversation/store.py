@@ -114,6 +114,9 @@ class BufferedTurn:
     """For model turns: the reported reasoning tokens."""
     created_at: datetime | None = None
     """For turns that were loaded from the store."""
+    input_time: str | None = None
+    """For model turns in the layered order: the text with the time inside the user task that they answered; see
+    `server.payload.dynamic_clock`."""
     model_version: str | None = None
     """For model turns: the model that the response names. None if it names none, or it was not stored."""
 

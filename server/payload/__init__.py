@@ -15,5 +15,6 @@ Other rooms use these modules:
 - `signatures`: which signatures are withheld, and why
 - `arguments`, `renderer`, `transcript`: prompt arguments, the renderer port, and turns as text
 - `settings`: an assistant's settings
+- `dynamic_clock`: the times in the dynamic layer of the layered order
 - `shared_caches`: static texts and images that a process keeps in memory
 """

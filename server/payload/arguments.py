@@ -31,7 +31,9 @@ _UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def collect_arguments(source: PayloadSource, now: datetime) -> dict[str, JsonValue]:
-    """Build the arguments of the dynamic layer. In a tool loop the message is the user task that began it."""
+    """Build the arguments of the dynamic layer; `now` is the time in it. In a tool loop the message is the user task
+    that began it.
+    """
     trigger = source.buffered[-1]
     task = _find_newest_task(source.buffered)
     args = {**((task.args if task else None) or {}), **(trigger.args or {})}
@@ -59,8 +61,8 @@ def build_arguments(
     """
     values = _build_namespaces(assistant, conversation, {**conversation.args, **(turn_args or {})})
     values["conversation"] |= {
-        "updated_date": _rfc3339(conversation.updated_at),
-        # Clocks of two machines may disagree.
+        "updated_date": format_time(conversation.updated_at),
+        # Clocks of two machines may disagree, and the time in the dynamic block may be an earlier one.
         "duration": max(0, (now - conversation.created_at) // timedelta(seconds=1)),
     }
     return values | {
@@ -80,6 +82,11 @@ def hash_arguments(args: Mapping[str, JsonValue]) -> bytes:
     """
     text = json.dumps(clone(args), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def format_time(moment: datetime) -> str:
+    """Return the time in UTC, in seconds, as `system.current_datetime` has it."""
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
 def choose_language(turns: Sequence[BufferedTurn], metadata: Mapping[str, JsonValue]) -> str:
@@ -133,7 +140,7 @@ def _build_namespaces(
             "identifier": conversation.identifier or "",
             "source": conversation.source or "",
             "direction": conversation.direction or "",
-            "created_date": _rfc3339(conversation.created_at),
+            "created_date": format_time(conversation.created_at),
         },
         # Without a mode, `session.mode` is undefined, which renders as an empty text.
         "session": {"mode": conversation.mode} if conversation.mode else {},
@@ -146,13 +153,9 @@ def _system(now: datetime) -> dict[str, JsonValue]:
     return {
         "current_date": now.date().isoformat(),
         "current_time": now.time().isoformat("seconds"),
-        "current_datetime": _rfc3339(now),
+        "current_datetime": format_time(now),
         "day_of_week": _WEEKDAYS[now.weekday()],
         "date_rfc1123": format_datetime(now, usegmt=True),
         "date_unix": since // timedelta(seconds=1),
         "date_unix_ms": since // timedelta(milliseconds=1),
     }
-
-
-def _rfc3339(moment: datetime) -> str:
-    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"

@@ -6,13 +6,15 @@ to the most volatile: static (instructions and compacted history), dynamic (the 
 
 | order         | messages                                                                                       |
 |---------------|------------------------------------------------------------------------------------------------|
-| `layered`     | the dynamic layer, the buffered turns, the trigger                                             |
+| `layered`     | the dynamic block, the buffered turns, the trigger; each user task with the time at which it   |
+|               | was sent                                                                                       |
 | `append_only` | the buffered turns, each input with the dynamic block that it was sent with; the trigger with  |
 |               | its own                                                                                        |
 
-In the layered order the provider can cache the static layer. In the append-only order each request begins with all of
-the previous one, so the provider can cache everything, and thinking stays valid on models that bind it to its prefix; a
-dynamic block is kept in its input from then on. With a signed summary, that is the first message.
+In the layered order each request begins with all of the previous one until the dynamic block changes, and that stays
+the same as long as only the clock moves (`server.payload.dynamic_clock`). In the append-only order each request begins
+with all of the previous one, so the provider can cache everything, and thinking stays valid on models that bind it to
+its prefix; a dynamic block is kept in its input from then on. With a signed summary, that is the first message.
 
 A payload is built in this order: choose the dynamic block, repair the history and render it as messages (`messages`),
 place the cache breakpoints, and list all blocks with their hashes in a manifest. The manifest is compared with that of
@@ -20,15 +22,14 @@ the previous call: a block that changed although it should not have is recorded 
 it invalidates the cache.
 
 Building is pure: the same values give the same bytes. `rebuild_payload` builds the request of a past call from the
-stored turns and the call's stored dynamic block, order and caching, and verification compares its hash with the stored
-one.
+stored turns and the call's stored dynamic block, times, order and caching, and verification compares its hash with the
+stored one.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from server.caching.policy import WIDE_BLOCKS, Breakpoints, apply_caching, place_breakpoints
 from server.conversation.assistant import Tool
@@ -54,14 +55,13 @@ from server.conversation.payload import (
 )
 from server.conversation.store import BufferedTurn, PayloadSource, RebuildSource
 from server.conversation.turn import TurnKind
+from server.payload.dynamic_clock import CLOCK, EXACT, DynamicClock, decode_clock
 from server.payload.messages import PayloadSpec, SealedHistory, dynamic_text, render_history
 from server.payload.settings import read_order, read_settings
 from server.payload.signatures import build_signature_scope, record_withheld
 from server.providers.continuation import continue_payload, continued_attempts, fold_earlier
-from server.providers.model_profile import ModelProfile, find_profile
+from server.providers.model_profile import find_profile
 from server.providers.provider import Provider
-
-_CLOCK: Final = "current_datetime"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,9 @@ class BuiltPayload:
     warnings: tuple[Mapping[str, JsonValue], ...]
     """Withheld signatures, a postponed dynamic layer, and a prefix that differs from the previous call's."""
     dynamic_sent: str | None
-    """The dynamic block that is new in this payload."""
+    """The dynamic block of this payload; in the append-only order only a new one."""
+    clock: DynamicClock
+    """The times in it."""
     sealed: SealedHistory
     """The part of the history that later payloads of the epoch repeat."""
 
@@ -85,20 +87,22 @@ def build_payload(
     source: PayloadSource,
     *,
     provider: Provider,
-    profile: ModelProfile,
     static_text: str,
     epoch: Epoch,
     dynamic: str | None,
     blobs: Mapping[str, Blob],
+    clock: DynamicClock = EXACT,
     sealed: SealedHistory | None = None,
 ) -> BuiltPayload:
     """Build the request that answers the newest turn.
 
     `epoch` is the epoch of the call. `dynamic` is the present dynamic layer; whether it is sent is decided here.
+    `clock` has the times of the dynamic layer, in the layered order only.
     `sealed` is that of an earlier payload of the conversation, which saves rendering its turns again. Raises
     `ValidationFailed` for invalid settings, and `HistoryRuleBroken` if the newest turn is a tool response to no call.
     """
     definition = source.assistant.definition
+    profile = find_profile(provider.name, definition.model)
     spec = PayloadSpec(
         provider=provider,
         epoch=epoch.number,
@@ -111,7 +115,7 @@ def build_payload(
         blobs=blobs,
         signed_summary=None if epoch.signed_summary is None else epoch.signed_summary.data,
     )
-    return _build(source, spec, epoch, sealed)
+    return _build(source, spec, epoch, clock, sealed)
 
 
 def rebuild_payload(rebuild: RebuildSource, *, provider: Provider) -> BuiltPayload:
@@ -132,7 +136,7 @@ def rebuild_payload(rebuild: RebuildSource, *, provider: Provider) -> BuiltPaylo
         blobs=source.blobs,
         signed_summary=None if source.epoch.signed_summary is None else source.epoch.signed_summary.data,
     )
-    built = _build(source, spec, source.epoch)
+    built = _build(source, spec, source.epoch, decode_clock(start.caching))
     built = replace(built, payload=apply_caching(built.payload, start.caching))
     return _continue_past(built, rebuild, provider) if continued_attempts(start) else built
 
@@ -172,23 +176,30 @@ def needs_dynamic(sent: str | None, now: str) -> bool:
     return sent is None or _without_clock(sent) != _without_clock(now)
 
 
-def _build(source: PayloadSource, spec: PayloadSpec, epoch: Epoch, sealed: SealedHistory | None = None) -> BuiltPayload:
+def _build(
+    source: PayloadSource,
+    spec: PayloadSpec,
+    epoch: Epoch,
+    clock: DynamicClock,
+    sealed: SealedHistory | None = None,
+) -> BuiltPayload:
     turns = source.buffered
     if not turns or turns[-1].kind is TurnKind.MODEL_RESPONSE:
         raise Internal("There is nothing to answer.")
     trigger = turns[-1]
     dynamic = _choose_dynamic(turns, spec)
-    rendered = render_history(turns, spec, dynamic=dynamic, sealed=sealed)
+    is_layered = spec.order is LayerOrder.LAYERED
+    rendered = render_history(turns, spec, dynamic=clock.input_time if is_layered else dynamic, sealed=sealed)
     if rendered.last_seq != trigger.seq:
         raise HistoryRuleBroken("The newest turn answers no call.", rule="result_orphaned", seq=trigger.seq)
     messages = rendered.messages
     first = 0 if spec.signed_summary is None else 1
-    if spec.order is LayerOrder.LAYERED and dynamic is not None:
+    if is_layered and dynamic is not None:
         message = PayloadMessage(layer=Layer.DYNAMIC, data=spec.provider.dynamic_message(dynamic), role="user")
         messages = (*messages[:first], message, *messages[first:])
         first += 1
     profile = spec.scope.profile
-    breakpoints = _place_breakpoints(messages, turns, spec)
+    breakpoints = _place_breakpoints(messages, turns, spec, clock)
     payload = Payload(
         model=profile.model,
         static_text=spec.static_text,
@@ -211,6 +222,7 @@ def _build(source: PayloadSource, spec: PayloadSpec, epoch: Epoch, sealed: Seale
             *_record_prefix_break(source, spec, manifest, epoch),
         ),
         dynamic_sent=dynamic,
+        clock=clock,
         sealed=rendered.sealed,
     )
 
@@ -269,15 +281,15 @@ def _without_clock(dynamic: str) -> JsonValue:
         value = json.loads(dynamic)
     except ValueError:
         return dynamic
-    return {name: item for name, item in value.items() if name != _CLOCK} if isinstance(value, dict) else value
+    return {name: item for name, item in value.items() if name != CLOCK} if isinstance(value, dict) else value
 
 
 def _place_breakpoints(
-    messages: Sequence[PayloadMessage], turns: Sequence[BufferedTurn], spec: PayloadSpec
+    messages: Sequence[PayloadMessage], turns: Sequence[BufferedTurn], spec: PayloadSpec, clock: DynamicClock
 ) -> Breakpoints:
-    """Place no breakpoints after messages that follow a dynamic message, because that changes with every request."""
+    """Place no breakpoints after messages that follow a dynamic message which changes with every request."""
     before = turns[-2] if len(turns) > 1 else None
-    is_volatile = messages[0].layer is Layer.DYNAMIC
+    is_volatile = messages[0].layer is Layer.DYNAMIC and clock.is_volatile
     return place_breakpoints(
         0 if is_volatile else len(messages),
         has_tools=bool(spec.tools),

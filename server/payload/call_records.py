@@ -13,6 +13,7 @@ from server.conversation.manifest import ManifestBase, NewManifest, extend_manif
 from server.conversation.payload import Payload
 from server.conversation.store import PayloadSource
 from server.conversation.usage import Usage
+from server.payload.dynamic_clock import encode_clock
 from server.payload.preparation import PreparedPayload
 from server.providers.continuation import note_container, note_continuation
 from server.providers.pricing import price_call
@@ -69,7 +70,7 @@ def build_call_start(
         request_hash=prepared.request_hashes.digest(prepared.source.conversation.id, record.request_body),
         layer_order=prepared.built.order,
         dynamic=(prepared.built.dynamic_sent or "").encode("utf-8", "surrogatepass"),
-        caching=encode_caching(payload),
+        caching=encode_caching(payload) | encode_clock(prepared.built.clock),
         cache_expected_tokens=_expectation_of(prepared, payload).tokens,
         repairs=prepared.built.repairs,
         template_failures=tuple(asdict(failure) for failure in prepared.template_failures),

@@ -1,7 +1,7 @@
 """From turns to messages: the repaired history in the format of the vendor.
 
-In the append-only order each input contains the dynamic block that it was sent with. The signed summary of an epoch, if
-any, is the first message.
+In the append-only order each input contains the dynamic block that it was sent with, in the layered order each user
+task the time at which it was sent. The signed summary of an epoch, if any, is the first message.
 
 The message of a turn depends on the turns before it and on at most two turns after it. So the messages of all but the
 newest turns are final: they are the same in every later request of the epoch. `render_history` returns them as a
@@ -109,8 +109,8 @@ def render_history(
     dynamic: str | None = None,
     sealed: SealedHistory | None = None,
 ) -> RenderedHistory:
-    """Render the messages of the turns. If the last turn is an input, it is the trigger and `dynamic` is
-    sent with it.
+    """Render the messages of the turns. If the last turn is an input, it is the trigger, and `dynamic` is the text of
+    the dynamic layer inside it.
 
     `sealed` is used if it belongs to the same epoch and buffer.
     """
@@ -211,6 +211,11 @@ def _join(sealed: SealedHistory) -> SealedHistory:
 def dynamic_text(turn: BufferedTurn | None) -> str | None:
     """The dynamic block of the input that a model response answered."""
     return None if turn is None or not turn.dynamic else turn.dynamic.decode("utf-8", "surrogatepass")
+
+
+def text_inside_input(answer: BufferedTurn, order: LayerOrder) -> str | None:
+    """The text of the dynamic layer inside the input that a model response answered: its block, or its time."""
+    return answer.input_time if order is LayerOrder.LAYERED else dynamic_text(answer) or answer.input_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,8 +322,8 @@ def _render(
         turn = None if index is None else turns[index]
         is_trigger = index == len(turns) - 1
         dynamic_block = None
-        if index is not None and spec.order is LayerOrder.APPEND_ONLY:
-            dynamic_block = dynamic if is_trigger else dynamic_text(turns[index + 1])
+        if index is not None:
+            dynamic_block = dynamic if is_trigger else text_inside_input(turns[index + 1], spec.order)
         match step.kind:
             case TurnKind.MODEL_RESPONSE:
                 calls, dynamic_block, is_trigger = step.calls, None, False

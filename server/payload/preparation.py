@@ -18,8 +18,9 @@ from server.conversation.turn import TurnKind
 from server.payload.arguments import build_static_arguments, collect_arguments, hash_arguments
 from server.payload.builder import BuiltPayload, build_payload, hash_prefix
 from server.payload.cache_plan import plan_caching
-from server.payload.renderer import Renderer, TemplateFailure
-from server.payload.settings import read_order
+from server.payload.dynamic_clock import EXACT, DynamicClock, render_with_clock
+from server.payload.renderer import RenderedDynamic, Renderer, TemplateFailure
+from server.payload.settings import read_clock_seconds, read_order
 from server.payload.shared_caches import BlobCache, HistoryCache, RequestHashes, StaticText, StaticTextCache
 from server.providers.continuation import choose_container
 from server.providers.model_profile import find_profile
@@ -120,17 +121,16 @@ class PayloadPreparation:
     ) -> PreparedPayload:
         definition = source.assistant.definition
         profile = find_profile(provider.name, definition.model)
-        rendered = await self._renderer.render_dynamic(
-            tenant_id, provider.name, source.conversation.context, collect_arguments(source, datetime.now(UTC))
-        )
+        order = read_order(definition.settings, profile)
+        rendered, clock = await self._render_dynamic(tenant_id, source, provider, order)
         history = self._histories.find(source.conversation.id)
         built = build_payload(
             source,
             provider=provider,
-            profile=profile,
             static_text=static.text,
             epoch=epoch,
             dynamic=rendered.text,
+            clock=clock,
             blobs=self._gather_blobs(source),
             sealed=None if history is None else history.sealed,
         )
@@ -150,6 +150,23 @@ class PayloadPreparation:
             static=static,
             request_hashes=self._request_hashes,
         )
+
+    async def _render_dynamic(
+        self, tenant_id: str, source: PayloadSource, provider: Provider, order: LayerOrder
+    ) -> tuple[RenderedDynamic, DynamicClock]:
+        """Render the dynamic layer, in the layered order with the time of the previous block if that is still cached
+        and nothing else has changed.
+        """
+
+        async def render(at: datetime) -> RenderedDynamic:
+            arguments = collect_arguments(source, at)
+            return await self._renderer.render_dynamic(tenant_id, provider.name, source.conversation.context, arguments)
+
+        now = datetime.now(UTC)
+        if order is LayerOrder.APPEND_ONLY:
+            return await render(now), EXACT
+        clock_seconds = read_clock_seconds(source.assistant.definition.settings)
+        return await render_with_clock(render, source, provider, now, clock_seconds)
 
     async def leave_out_rejected(
         self, tenant_id: str, sent: PreparedPayload, failure: ProviderFailed

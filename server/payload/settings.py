@@ -10,6 +10,7 @@
 | `safety`            | thresholds by category; Gemini only                                              |
 | `extra`             | members that are added to the provider's request unchanged                       |
 | `layer_order`       | `layered` or `append_only`, if the model supports it                             |
+| `clock_seconds`     | 0 to 86,400: the precision of the time in the dynamic block of the layered order |
 | `compaction`        | when old exchanges are moved, see `server.conversation.compaction_policy`        |
 | `cache`             | `explicit`: `auto`, `on` or `off`; `ttl_seconds`: 60 to 86,400                   |
 """
@@ -22,15 +23,18 @@ from server.conversation.block import JsonValue
 from server.conversation.compaction_policy import read_policy
 from server.conversation.errors import ValidationFailed
 from server.conversation.payload import CallSettings, LayerOrder
+from server.payload.dynamic_clock import DEFAULT_CLOCK_SECONDS
 from server.providers.model_name import check_model_name
 from server.providers.model_profile import ModelProfile, ThinkingControl, find_profile
 
 _OFF: Final = "off"
 _LAYER_ORDER: Final = "layer_order"
+_CLOCK_SECONDS: Final = "clock_seconds"
 _CACHE: Final = "cache"
 _COMPACTION: Final = "compaction"
 _TTL_RANGE: Final = range(60, 86_401)
-_NOT_CALL_SETTINGS: Final = frozenset({_LAYER_ORDER, _CACHE, _COMPACTION})
+_CLOCK_RANGE: Final = range(86_401)
+_NOT_CALL_SETTINGS: Final = frozenset({_LAYER_ORDER, _CLOCK_SECONDS, _CACHE, _COMPACTION})
 """Members about building and caching requests, not about the model."""
 _MAX_TEMPERATURE: Final = 2
 
@@ -57,6 +61,12 @@ def read_order(settings: Mapping[str, JsonValue], profile: ModelProfile) -> Laye
         allowed = " or ".join(profile.orders)
         _refuse([(_LAYER_ORDER, f"{profile.model} supports {allowed}.")])
     return LayerOrder(chosen)
+
+
+def read_clock_seconds(settings: Mapping[str, JsonValue]) -> int:
+    """Return the period of the clock in the dynamic block, see `server.payload.dynamic_clock`."""
+    chosen = settings.get(_CLOCK_SECONDS)
+    return DEFAULT_CLOCK_SECONDS if chosen is None else chosen
 
 
 def read_cache_settings(settings: Mapping[str, JsonValue]) -> CacheSettings:
@@ -160,6 +170,10 @@ _MEMBERS: Final[Mapping[str, tuple[Callable[[JsonValue], bool], str]]] = {
     "extra": (_is_object, "an object"),
     _COMPACTION: (_is_object, "an object"),
     _LAYER_ORDER: (lambda value: value in list(LayerOrder), " or ".join(LayerOrder)),
+    _CLOCK_SECONDS: (
+        lambda value: _is_whole(value) and value in _CLOCK_RANGE,
+        f"an integer from {_CLOCK_RANGE[0]} to {_CLOCK_RANGE[-1]}",
+    ),
     _CACHE: (
         _is_caching,
         f"an object of explicit ({', '.join(ExplicitChoice)}) and ttl_seconds ({_TTL_RANGE[0]} to {_TTL_RANGE[-1]})",

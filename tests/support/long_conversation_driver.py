@@ -18,7 +18,7 @@ from server.app.providers import Providers
 from server.app.settings import Settings
 from server.app.wiring import Program, open_program
 from server.compaction.simulation.comparison import PricedModel, find_priced_model, simulate
-from server.compaction.simulation.provider import CallCost, Layout, Timeline
+from server.compaction.simulation.provider import TIME_TOKENS, CallCost, Layout, Timeline
 from server.compaction.simulation.workload import Shape, SimulatedCall, SimulatedExchange
 from server.conversation.assistant import Instructions
 from server.conversation.compaction_policy import CompactionPolicy
@@ -252,7 +252,7 @@ def _measure(
     """The new content of each call is the growth of its input over that of the previous call in the same epoch."""
     task = count_tokens(task_of(1))
     dynamic = account.dynamic_bytes // 4
-    staying = dynamic if market.order is LayerOrder.APPEND_ONLY else 0
+    staying = dynamic if market.order is LayerOrder.APPEND_ONLY else TIME_TOKENS
 
     epochs = dict(zip(account.seqs, account.epochs, strict=True))
 

@@ -7,6 +7,7 @@ policy and for the optimum, as tokens at the price of uncached input.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from statistics import median
 from typing import Final
 
@@ -15,6 +16,7 @@ from server.compaction.plan import plan_compaction
 from server.compaction.simulation.optimum import find_optimum
 from server.compaction.simulation.provider import (
     NEVER,
+    BlockClock,
     CallCost,
     Compacted,
     Layout,
@@ -34,6 +36,7 @@ from server.compaction.state import CompactionState, Exchange
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
 from server.conversation.errors import ValidationFailed
 from server.conversation.payload import LayerOrder
+from server.payload.dynamic_clock import DEFAULT_CLOCK_SECONDS, DynamicClock
 from server.providers.model_profile import ModelProfile, find_profile
 from server.providers.pricing import Price, find_price
 
@@ -70,6 +73,8 @@ class Workload:
     length_known: bool = True
     """Whether the planner receives the mean, as a server derives it from earlier conversations of an assistant."""
     seed: int = 0
+    clock_seconds: int = DEFAULT_CLOCK_SECONDS
+    """The period of the clock in the dynamic block of the layered order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +163,21 @@ def compare(
     return sum(found[1:], found[0])
 
 
+def simulate_workload(model: PricedModel, workload: Workload, policy: CompactionPolicy) -> Run:
+    """Simulate the workload under one policy."""
+    typical = workload.exchanges if workload.length_known else None
+    runs = [
+        simulate(
+            _build_timeline(model, workload, exchanges, _LAYOUTS[model.order]),
+            model,
+            policy,
+            typical_exchange_count=typical,
+        )
+        for exchanges in draw_workload(workload)
+    ]
+    return sum(runs[1:], runs[0])
+
+
 def draw_workload(workload: Workload) -> list[tuple[SimulatedExchange, ...]]:
     """Draw the conversations of a workload. The same workload gives the same conversations."""
     # Each shape, pace and length has its own seed, so that changing one leaves the others the same.
@@ -191,6 +211,13 @@ def replay(timeline: Timeline, model: PricedModel, policy: CompactionPolicy, com
     return simulation.finish(policy)
 
 
+def _build_timeline(
+    model: PricedModel, workload: Workload, exchanges: tuple[SimulatedExchange, ...], layout: Layout
+) -> Timeline:
+    clock = BlockClock(clock_seconds=workload.clock_seconds, lifetime_seconds=model.tariff.lifetime_seconds)
+    return Timeline(workload.shape, exchanges, layout, strips_thinking=model.profile.prefix_bound, clock=clock)
+
+
 def _compare_one(
     model: PricedModel,
     workload: Workload,
@@ -198,9 +225,7 @@ def _compare_one(
     policy: CompactionPolicy,
     threshold: CompactionPolicy,
 ) -> Comparison:
-    def build_timeline(layout: Layout) -> Timeline:
-        return Timeline(workload.shape, exchanges, layout, strips_thinking=model.profile.prefix_bound)
-
+    build_timeline = partial(_build_timeline, model, workload, exchanges)
     never = CompactionPolicy(kind=PolicyKind.OFF)
     used = build_timeline(_LAYOUTS[model.order])
     kept = used if model.order is LayerOrder.APPEND_ONLY else build_timeline(Layout.KEPT)
@@ -250,8 +275,8 @@ class _Simulation:
         state = CompactionState(
             exchanges=tuple(self._read_buffer(number)),
             static_tokens=timeline.static_tokens(self._compacted),
-            dynamic_tokens=timeline.dynamic_tokens,
-            order=model.order,
+            dynamic_tokens=timeline.block_tokens,
+            caches_buffer=timeline.layout.caches_buffer and not self._is_volatile(number - 1),
             last_call_at=ended_at,
             cache_lifetime_seconds=model.tariff.lifetime_seconds,
             typical_gap_seconds=median(self._gaps[-_RECENT_GAPS:]) if self._gaps else None,
@@ -269,6 +294,10 @@ class _Simulation:
     def finish(self, policy: CompactionPolicy) -> Run:
         fixed = self._compaction_count * _fixed_cost_usd(self._market, policy)
         return Run(calls_cost=self._bill, compaction_count=self._compaction_count, fixed_usd=fixed)
+
+    def _is_volatile(self, number: int) -> bool:
+        changes = self._timeline.blocks[number].changes
+        return self._timeline.layout is Layout.LAYERED and DynamicClock(changes=changes).is_volatile
 
     def _read_buffer(self, end: int) -> Iterator[Exchange]:
         timeline = self._timeline

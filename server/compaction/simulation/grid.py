@@ -1,14 +1,27 @@
-"""The documented grid: every model, shape and pace at three lengths. `docs/operations/costs.md` shows the results."""
+"""The documented grid: every model, shape and pace at three lengths. `docs/operations/costs.md` shows the results.
+
+`compare_clocks` is the simulation behind the default of `clock_seconds`, and `compare_orders` shows what a changing
+context costs.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import product
 from typing import Final
 
-from server.compaction.simulation.comparison import Comparison, PricedModel, Workload, compare, find_priced_model
+from server.compaction.simulation.comparison import (
+    Comparison,
+    PricedModel,
+    Workload,
+    compare,
+    find_priced_model,
+    simulate_workload,
+)
 from server.compaction.simulation.workload import LengthLaw, Shape, ThinkTime
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
 from server.conversation.payload import LayerOrder
+from server.payload.dynamic_clock import DEFAULT_CLOCK_SECONDS
 
 SHAPES: Final = {
     shape.name: shape
@@ -58,6 +71,7 @@ THINK_TIMES: Final = {
         ThinkTime(name="slow", mean_seconds=3_600),
     )
 }
+_DAY_SECONDS: Final = 86_400
 LENGTHS: Final = {10: 12, 40: 12, 120: 4}
 """Mean exchanges, and the number of conversations of each. Short conversations vary more."""
 MODELS: Final = (
@@ -124,25 +138,75 @@ def walk_grid(
     seed: int = 0,
     policy: CompactionPolicy = POLICY,
     threshold: CompactionPolicy = THRESHOLD,
+    clock_seconds: int = DEFAULT_CLOCK_SECONDS,
+    change_share: float = 0.0,
 ) -> Iterator[GridRow]:
-    """Yield the rows of the grid."""
+    """Yield the rows of the grid. `change_share`: before this share of the exchanges the context changes."""
     for provider, name, order in models:
         model = find_priced_model(provider, name, order, PRICED_AT)
         for shape in SHAPES.values():
             for think_time in THINK_TIMES.values():
                 workload = Workload(
-                    shape=shape,
+                    shape=replace(shape, change_share=change_share),
                     think_time=think_time,
                     exchanges=0,
                     lengths=lengths,
                     length_known=length_known,
                     seed=seed,
+                    clock_seconds=clock_seconds,
                 )
                 by_length = {
                     mean: compare(model, replace(workload, exchanges=mean, conversations=count), policy, threshold)
                     for mean, count in LENGTHS.items()
                 }
                 yield GridRow(model=model, shape=shape, think_time=think_time, by_length=by_length)
+
+
+CLOCK_SECONDS: Final = (300, 900, 1_800, 3_600, 7_200)
+
+
+def compare_clocks(periods: Sequence[int] = CLOCK_SECONDS) -> dict[int, float]:
+    """Return for each period of the clock in the dynamic block the highest cost of a cell in the layered order, as a
+    multiple of its cost with a period of a day.
+    """
+    highest = dict.fromkeys(periods, 1.0)
+    for provider, name, order in MODELS:
+        if order is not LayerOrder.LAYERED:
+            continue
+        model = find_priced_model(provider, name, order, PRICED_AT)
+        for shape, think_time, (mean, count) in product(SHAPES.values(), THINK_TIMES.values(), LENGTHS.items()):
+            workload = Workload(shape=shape, think_time=think_time, exchanges=mean, conversations=count)
+            daily = simulate_workload(model, replace(workload, clock_seconds=_DAY_SECONDS), POLICY).cost_usd
+            for period in periods:
+                cost = simulate_workload(model, replace(workload, clock_seconds=period), POLICY).cost_usd
+                highest[period] = max(highest[period], cost / daily)
+    return highest
+
+
+CHANGE_SHARES: Final = (0.0, 0.1, 0.2, 0.5, 1.0)
+
+
+def compare_orders(provider: str, name: str, change_share: float) -> dict[tuple[str, str], float]:
+    """Return for each shape and pace the cost in the layered order as a multiple of that in the append-only order."""
+    layered, append_only = (
+        find_priced_model(provider, name, order, PRICED_AT) for order in (LayerOrder.LAYERED, LayerOrder.APPEND_ONLY)
+    )
+    ratios = {}
+    for shape, think_time in product(SHAPES.values(), THINK_TIMES.values()):
+        workloads = [
+            Workload(
+                shape=replace(shape, change_share=change_share),
+                think_time=think_time,
+                exchanges=mean,
+                conversations=count,
+            )
+            for mean, count in LENGTHS.items()
+        ]
+        costs = [
+            sum(simulate_workload(model, one, POLICY).cost_usd for one in workloads) for model in (layered, append_only)
+        ]
+        ratios[shape.name, think_time.name] = costs[0] / costs[1]
+    return ratios
 
 
 WHO: Final = ("model", "order", "shape", "pace")

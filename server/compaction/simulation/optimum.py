@@ -72,6 +72,7 @@ class _Costs:
         self._timeline = timeline
         self._tariff = tariff
         self._in_prefix = timeline.layout.caches_buffer
+        self._block = timeline.block_tokens
         numbers = range(len(timeline.exchanges))
         self._moments = [self._compacted(number, keep) for number in numbers]
         self._static = [timeline.static_tokens(compacted) for compacted in self._moments]
@@ -82,6 +83,9 @@ class _Costs:
         self._is_cold = [True] + [
             (later.starts_at - earlier.ends_at).total_seconds() >= tariff.lifetime_seconds
             for earlier, later in pairwise(timeline.exchanges)
+        ]
+        self._has_new_block = [True] + [
+            bool(self._block) and later.number != earlier.number for earlier, later in pairwise(timeline.blocks)
         ]
         self._sent = [timeline.sent_tokens(number, number + 1, NEVER) for number in numbers]
         kept = [timeline.sent_tokens(one.start, number, one) for number, one in enumerate(self._moments)]
@@ -105,7 +109,9 @@ class _Costs:
         for number in range(first, len(self._sent)):
             cached = 0
             if not self._is_cold[number]:
-                cached = static + before + self._calls[number - 1].last if self._in_prefix else static
+                cached = static
+                if self._in_prefix and not self._has_new_block[number]:
+                    cached += self._block + before + self._calls[number - 1].last
             yield number, self._cost(number, static, earlier, cached)
             before = earlier
             earlier += self._sent[number]
@@ -119,12 +125,12 @@ class _Costs:
 
     def _prefix(self, number: int, static: int, earlier: int) -> int:
         """The cacheable tokens of an exchange's first call."""
-        return static + (earlier if self._in_prefix else 0) + self._calls[number].first
+        return static + self._block + (earlier if self._in_prefix else 0) + self._calls[number].first
 
     def _cost(self, number: int, static: int, earlier: int, cached: int) -> float:
         tariff = self._tariff
         calls = self._calls[number]
-        prefix, uncached = (static + earlier, 0) if self._in_prefix else (static, earlier)
+        prefix, uncached = (static + self._block + earlier, 0) if self._in_prefix else (static, earlier)
         if prefix + calls.first < tariff.minimum_tokens:
             return self._cost_below_minimum(calls, prefix, uncached)
         if cached < tariff.minimum_tokens:

@@ -10,11 +10,13 @@ A layout is an order of the layers. In prompt order, with a bar at the end of wh
     a    nothing is cached
     b    static, history | input, dynamic: everything is kept, nothing is compacted
     c1   static | dynamic, buffer, input: a compaction rewrites the compacted history
-    c2   as c1, but a compaction appends a segment: the `layered` order
+    c2   as c1, but a compaction appends a segment: the `layered` order if the dynamic block changes with each call
     d1   static, buffer | input, dynamic: a compaction rewrites the compacted history
     d2   as d1, but a compaction appends a segment
     e    static, buffer, input, dynamic |: as d2, but a dynamic block stays in its input, and the whole prompt can be
          cached: the `append_only` order
+    f    static, dynamic, buffer, input |: as c2, but the dynamic block is kept while only the clock moves, and each
+         task contains the exact time: the `layered` order
 
 `Timeline` returns the prompt of each call, given the conversation's latest compaction. Its sums are prepared, so each
 lookup takes constant time.
@@ -28,6 +30,7 @@ from itertools import accumulate
 from typing import Final
 
 from server.compaction.simulation.workload import Shape, SimulatedExchange
+from server.payload.dynamic_clock import DEFAULT_CLOCK_SECONDS, choose_block_time, floor_clock, is_warm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +139,21 @@ class Layout(StrEnum):
     UNCACHED = "a"
     KEPT = "b"
     LAYERED_REWRITTEN = "c1"
-    LAYERED = "c2"
+    LAYERED_VOLATILE = "c2"
     TRAILING_REWRITTEN = "d1"
     TRAILING = "d2"
     APPEND_ONLY = "e"
+    LAYERED = "f"
 
     @property
     def caches_buffer(self) -> bool:
         """Whether the buffer can be cached."""
-        return self not in {Layout.UNCACHED, Layout.LAYERED_REWRITTEN, Layout.LAYERED}
+        return self not in {Layout.UNCACHED, Layout.LAYERED_REWRITTEN, Layout.LAYERED_VOLATILE}
+
+    @property
+    def caches_input(self) -> bool:
+        """Whether the newest input can be cached too, because it stays as it is."""
+        return self in {Layout.APPEND_ONLY, Layout.LAYERED}
 
     @property
     def rewrites(self) -> bool:
@@ -173,11 +182,39 @@ class CallTokens:
     fresh: int
 
 
+TIME_TOKENS: Final = 25
+"""Of the exact time in a task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockClock:
+    """When the dynamic block of the layered order changes, see `server.payload.dynamic_clock`."""
+
+    clock_seconds: int = DEFAULT_CLOCK_SECONDS
+    lifetime_seconds: float = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicBlock:
+    """The dynamic block of an exchange."""
+
+    number: int
+    """The same number means the same text."""
+    changes: int
+    """See `server.payload.dynamic_clock.DynamicClock.changes`, after the exchange."""
+
+
 class Timeline:
     """A conversation in a layout."""
 
     def __init__(
-        self, shape: Shape, exchanges: Sequence[SimulatedExchange], layout: Layout, *, strips_thinking: bool = False
+        self,
+        shape: Shape,
+        exchanges: Sequence[SimulatedExchange],
+        layout: Layout,
+        *,
+        strips_thinking: bool = False,
+        clock: BlockClock | None = None,
     ) -> None:
         """`strips_thinking`: exchanges that stay in the buffer after a compaction lose their thinking."""
         self.exchanges = exchanges
@@ -185,7 +222,11 @@ class Timeline:
         self.dynamic_tokens = shape.dynamic_tokens
         self.instruction_tokens = shape.static_tokens
         self._strips_thinking = strips_thinking
-        staying = shape.dynamic_tokens if layout is Layout.APPEND_ONLY else 0
+        staying = {Layout.APPEND_ONLY: shape.dynamic_tokens, Layout.LAYERED: TIME_TOKENS}.get(layout, 0)
+        self.block_tokens = shape.dynamic_tokens if layout is Layout.LAYERED else 0
+        """Of a dynamic block before the buffer that can be cached."""
+        self.blocks = _list_blocks(exchanges, clock or BlockClock())
+        """The dynamic block of each exchange."""
         sent = (exchange.spoken_tokens + exchange.thinking_tokens + staying for exchange in exchanges)
         self._sent = [0, *accumulate(sent)]
         self._spoken = [0, *accumulate(exchange.spoken_tokens for exchange in exchanges)]
@@ -221,6 +262,8 @@ class Timeline:
             parts = (instructions, history)
         if not self.layout.caches_buffer:
             return Prompt(parts=parts, fresh_tokens=earlier + call.fresh)
+        if self.block_tokens:
+            parts = (*parts, PromptPart(name=("dynamic", self.blocks[number].number), tokens=self.block_tokens))
         buffer = PromptPart(name=("buffer", compacted.before), tokens=earlier + call.cacheable)
         return Prompt(parts=(*parts, buffer), fresh_tokens=call.fresh)
 
@@ -229,7 +272,7 @@ class Timeline:
         before = 0
         for place, call in enumerate(exchange.calls):
             newest = call.input_tokens + (staying if place == 0 else 0)
-            if self.layout is Layout.APPEND_ONLY:
+            if self.layout.caches_input:
                 found.append(CallTokens(cacheable=before + newest, fresh=0))
             elif self.layout.caches_buffer:
                 found.append(CallTokens(cacheable=before, fresh=newest + self.dynamic_tokens))
@@ -237,3 +280,24 @@ class Timeline:
                 found.append(CallTokens(cacheable=0, fresh=before + newest + self.dynamic_tokens))
             before += newest + call.output_tokens + call.thinking_tokens
         return tuple(found)
+
+
+def _list_blocks(exchanges: Sequence[SimulatedExchange], clock: BlockClock) -> list[DynamicBlock]:
+    blocks: list[DynamicBlock] = []
+    block_at: datetime | None = None
+    for number, exchange in enumerate(exchanges):
+        now = exchange.starts_at
+        warm = number > 0 and is_warm(exchanges[number - 1].ends_at, clock.lifetime_seconds, now)
+        chosen = choose_block_time(block_at if warm else None, now, clock.clock_seconds)
+        is_new = chosen != block_at or exchange.changes_context
+        block_at = floor_clock(now, clock.clock_seconds) if is_new else chosen
+        before = blocks[-1] if blocks else None
+        changes = before.changes + 1 if before is not None and is_new and warm else 0
+        blocks.append(
+            DynamicBlock(
+                number=number if is_new or before is None else before.number,
+                # The further calls of the exchange repeat the block.
+                changes=changes if len(exchange.calls) == 1 else 0,
+            )
+        )
+    return blocks

@@ -33,6 +33,8 @@ class Shape:
     result_tokens: int = 0
     spread: float = 0.0
     """Sizes are drawn uniformly between (1 - spread) and (1 + spread) times the mean."""
+    change_share: float = 0.0
+    """The share of exchanges before which the application changes the context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,8 @@ class SimulatedExchange:
     calls: tuple[SimulatedCall, ...]
     starts_at: datetime
     ends_at: datetime
+    changes_context: bool = False
+    """The dynamic layer differs from that of the exchange before in more than the time."""
 
     def call_times(self) -> tuple[datetime, ...]:
         """The start of each call."""
@@ -98,7 +102,8 @@ def draw_conversation(shape: Shape, think_time: ThinkTime, exchanges: int, seed:
     for _ in range(exchanges):
         calls = _draw_calls(shape, chance)
         ends_at = at + timedelta(seconds=CALL_SECONDS * (len(calls) - 1))
-        drawn.append(SimulatedExchange(calls=calls, starts_at=at, ends_at=ends_at))
+        changes = bool(shape.change_share) and chance.random() < shape.change_share
+        drawn.append(SimulatedExchange(calls=calls, starts_at=at, ends_at=ends_at, changes_context=changes))
         at = ends_at + timedelta(seconds=CALL_SECONDS + _draw_gap(think_time, chance))
     return tuple(drawn)
 

@@ -25,10 +25,12 @@ class Prompt:
 
     @property
     def question(self) -> str:
-        """The text of the newest user content that has one."""
+        """The last text of the newest user content that has one. Clients send what else the model should know before
+        it.
+        """
         for content in reversed(self.contents):
             if role_of(content) != "model" and has_standard_content(content):
-                return " ".join(part["text"] for part in content["parts"] if "text" in part)
+                return next((part["text"] for part in reversed(content["parts"]) if "text" in part), "")
         return ""
 
     @property

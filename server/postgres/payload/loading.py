@@ -79,6 +79,7 @@ CROSS JOIN LATERAL (
         array_agg(args) AS turn_args,
         array_agg(prefix_hash) AS turn_prefix_hashes,
         array_agg(dynamic) AS turn_dynamics,
+        array_agg(input_time) AS turn_input_times,
         array_agg(output_tokens) AS turn_output_tokens,
         array_agg(reasoning_tokens) AS turn_reasoning_tokens,
         array_agg(created_at) AS turn_times
@@ -88,10 +89,11 @@ CROSS JOIN LATERAL (
             CASE WHEN t.kind = 'model_response' AND (
                 t.state <> 'complete' OR t.stop_reason = 'tool_use' OR t.provider IS DISTINCT FROM a.provider
             ) THEN t.blocks END AS blocks,
-            k.dynamic, k.prefix_hash
+            k.dynamic, k.input_time, k.prefix_hash
         FROM turns t
         LEFT JOIN LATERAL (
             SELECT CASE WHEN layer_order = 'append_only' THEN nullif(dynamic, '') END AS dynamic,
+                caching #>> '{clock,input}' AS input_time,
                 (SELECT prefix_hash FROM epochs
                  WHERE conversation_id = calls.conversation_id AND number = calls.epoch) AS prefix_hash
             FROM calls

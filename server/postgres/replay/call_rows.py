@@ -63,12 +63,14 @@ FROM (
     CROSS JOIN LATERAL (
         SELECT conversation_id, seq, kind, state, native, dialect, blocks, provider, model, model_version, account,
             language, args, attempt, stop_reason, error_code, fresh_input_tokens, cache_read_tokens,
-            cache_write_tokens, output_tokens, reasoning_tokens, created_at, k.dynamic, k.epoch, chosen.position,
+            cache_write_tokens, output_tokens, reasoning_tokens, created_at, k.dynamic, k.input_time, k.epoch,
+            chosen.position,
             octet_length(native) + coalesce(octet_length(k.dynamic), 0) AS size
         FROM turns
         LEFT JOIN LATERAL (
             SELECT epoch,
-                CASE WHEN layer_order = 'append_only' AND octet_length(dynamic) > 0 THEN dynamic END AS dynamic
+                CASE WHEN layer_order = 'append_only' AND octet_length(dynamic) > 0 THEN dynamic END AS dynamic,
+                caching #>> '{clock,input}' AS input_time
             FROM calls
             WHERE conversation_id = turns.conversation_id AND turn_seq = turns.seq AND attempt = turns.attempt
             LIMIT 1

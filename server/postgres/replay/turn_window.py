@@ -98,6 +98,7 @@ class StoredTurn:
             args=json_or_none(row["args"]),
             prefix_hash=row["prefix_hash"],
             dynamic=row["dynamic"],
+            input_time=text_or_none(row["input_time"]),
             output_tokens=row["output_tokens"],
             reasoning_tokens=row["reasoning_tokens"],
             created_at=row["created_at"],

@@ -15,11 +15,14 @@ from server.conversation.block import JsonValue
 from server.conversation.call import Call
 from server.conversation.conversation import Conversation
 from server.conversation.manifest import CONTINUATION, encode_manifest
+from server.conversation.payload import LayerOrder
 from server.conversation.store import PayloadSource
 from server.payload.arguments import build_arguments, build_static_arguments, hash_arguments
+from server.payload.dynamic_clock import DynamicClock, decode_clock, insert_time
 from server.payload.preparation import PayloadPreparation, PreparedPayload
 from server.payload.renderer import InspectedInstructions, RenderedDynamic, RenderedPrompt, RenderedStatic, Renderer
 from server.payload.transcript import TranscriptTurn
+from server.providers.provider import Provider
 from server.replay.rerun.candidate import keeps_dynamic, keeps_static
 from server.replay.rerun.replay import Candidate
 from server.replay.rerun.source import RecordedStep
@@ -156,6 +159,20 @@ class ReplayPreparation(PayloadPreparation):
             return prepared
         payload = apply_caching(prepared.built.payload, start.caching)
         return replace(prepared, built=replace(prepared.built, payload=payload))
+
+    async def _render_dynamic(
+        self, tenant_id: str, source: PayloadSource, provider: Provider, order: LayerOrder
+    ) -> tuple[RenderedDynamic, DynamicClock]:
+        """Return the dynamic layer with the recorded time of a user task. A task that was recorded without a time has
+        none.
+        """
+        rendered, clock = await super()._render_dynamic(tenant_id, source, provider, order)
+        if self.recorded is None:
+            return rendered, clock
+        input_time = decode_clock(self.recorded.start.caching).input_time
+        if order is LayerOrder.LAYERED:
+            return rendered, replace(clock, input_time=input_time)
+        return rendered if input_time is None else replace(rendered, text=insert_time(rendered.text, input_time)), clock
 
 
 def is_same_request(prepared: PreparedPayload, recorded: Call | None) -> bool:

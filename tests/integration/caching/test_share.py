@@ -1,20 +1,23 @@
 """What is read from the caches of the providers, what was expected, and the reasons for less."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from server.compaction.background_call import BackgroundCalls
+from server.compaction.simulation.comparison import find_priced_model
 from server.conversation.assistant import Instructions
 from server.conversation.block import TextBlock
 from server.conversation.call import Call, CallEnd
 from server.conversation.epoch import EpochReason, Segment
 from server.conversation.identifiers import CONVERSATION, decode_id
-from server.conversation.payload import PIECE_CHARACTERS
+from server.conversation.payload import PIECE_CHARACTERS, LayerOrder
 from server.conversation.turn import TurnState
 from server.payload.builder import hash_prefix
 from server.providers.choice import ANTHROPIC, GEMINI
@@ -25,16 +28,20 @@ from tests.support.conversation_driver import (
     assert_all_accepted,
     assert_no_break,
     assert_rebuilds,
+    messages_of,
     start_driver,
     text_reply,
     tool_reply,
 )
-from tests.support.emulators import EmulatedProviders, MovedClock, Stages
+from tests.support.emulators import BOTH, EmulatedProviders, MovedClock, Stages
 from tests.support.fakes.compaction_observer import Observed
 
 LONG = Instructions(roles="You help. " * 2_500, procedure="Think, then answer.", constraints="Be kind.")
 """Some six thousand tokens: above every minimum."""
 APPEND_ONLY = {"layer_order": "append_only"}
+LAYERED = {"layer_order": "layered"}
+EITHER_ORDER = {GEMINI: "gemini-3.8-flash", ANTHROPIC: "claude-opus-4-8"}
+"""Models that allow both orders."""
 MINUTES = 60.0
 
 
@@ -91,12 +98,19 @@ def share(calls: Sequence[Call]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("provider", "settings"), [(ANTHROPIC, {}), (GEMINI, APPEND_ONLY)], ids=["claude", "gemini append-only"]
+    ("provider", "changes"),
+    [
+        (ANTHROPIC, {}),
+        (ANTHROPIC, {"model": EITHER_ORDER[ANTHROPIC], "settings": LAYERED}),
+        (GEMINI, {"settings": APPEND_ONLY}),
+        (GEMINI, {}),
+    ],
+    ids=["claude", "claude layered", "gemini append-only", "gemini"],
 )
 async def test_an_undisturbed_conversation_reads_exactly_what_is_expected(
-    strata_server: StrataServer, emulated: EmulatedProviders, provider: str, settings: dict[str, Any]
+    strata_server: StrataServer, emulated: EmulatedProviders, provider: str, changes: dict[str, Any]
 ) -> None:
-    driver = await begin(strata_server, emulated, provider, settings=settings)
+    driver = await begin(strata_server, emulated, provider, **changes)
     await take_exchanges(driver, 5)
     calls = await driver.calls()
     assert len(calls) == 10
@@ -105,6 +119,55 @@ async def test_an_undisturbed_conversation_reads_exactly_what_is_expected(
     assert share(calls[1:]) > 0.95
     assert_no_break(calls)
     assert_all_accepted(emulated[provider].requests())
+    await assert_rebuilds(driver)
+
+
+@pytest.mark.parametrize("provider", BOTH)
+async def test_the_layered_order_costs_no_more_than_the_append_only_one(
+    strata_server: StrataServer, emulated: EmulatedProviders, provider: str
+) -> None:
+    costs = {}
+    for order in LayerOrder:
+        settings = {"layer_order": str(order)}
+        driver = await begin(strata_server, emulated, provider, model=EITHER_ORDER[provider], settings=settings)
+        await driver.change(
+            context={"todos": [f"Remember the thing with the number {number}." for number in range(50)]}
+        )
+        await take_exchanges(driver, 30)
+        calls = await driver.calls()
+        tariff = find_priced_model(provider, EITHER_ORDER[provider], order, calls[0].start.started_at).tariff
+        usages = [end_of(call).usage for call in calls]
+        costs[order] = sum(
+            usage.fresh_input_tokens * tariff.fresh
+            + usage.cache_read_tokens * tariff.read
+            + usage.cache_write_tokens * tariff.write
+            for usage in usages
+        )
+        await assert_rebuilds(driver)
+    assert_all_accepted(emulated[provider].requests())
+    assert costs[LayerOrder.LAYERED] <= 1.05 * costs[LayerOrder.APPEND_ONLY]
+
+
+@pytest.mark.parametrize("provider", BOTH)
+async def test_the_layered_order_repeats_all_until_the_context_changes(
+    strata_server: StrataServer, emulated: EmulatedProviders, provider: str
+) -> None:
+    driver = await begin(strata_server, emulated, provider, model=EITHER_ORDER[provider], settings=LAYERED)
+    await take_exchanges(driver, 2)
+    await driver.change(context={"todos": ["pack"]})
+    await take_exchanges(driver, 1)
+    bodies = [messages_of(provider, request["body"]) for request in emulated[provider].requests()]
+    assert all(after[: len(before)] == before for before, after in pairwise(bodies[:4]))
+    # The changed block is sent at once, and the messages after it are the same.
+    assert "pack" in json.dumps(bodies[4][0])
+    assert bodies[4][1 : len(bodies[3])] == bodies[3][1:]
+    assert bodies[5][: len(bodies[4])] == bodies[4]
+    changed = (await driver.calls())[4]
+    assert end_of(changed).cache_miss_reason is None
+    for call, body in zip((await driver.calls())[::2], bodies[::2], strict=True):
+        task = body[-1].get("parts") or body[-1]["content"]
+        sent = datetime.fromisoformat(json.loads(task[0]["text"])["current_datetime"])
+        assert abs(call.start.started_at - sent) < timedelta(seconds=30)
     await assert_rebuilds(driver)
 
 

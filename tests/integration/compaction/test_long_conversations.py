@@ -65,14 +65,21 @@ async def _exchange(driver: ConversationDriver, number: int, text: str) -> None:
 
 
 def _assert_layered(bodies: list[dict[str, Any]]) -> None:
-    """Static, dynamic, buffered, trigger; and the buffer only grows."""
+    """Static, dynamic, buffered, trigger; the buffer only grows, and the dynamic block changes with the context."""
     before: list[Any] = []
+    blocks = {messages_of(GEMINI, body)[0]["parts"][0]["text"] for body in bodies}
+    contexts = {str(json.loads(block)["todos"]) for block in blocks}
+    # The time in the block may change once, with the hour.
+    assert 1 < len(contexts) <= len(blocks) <= len(contexts) + 1
     for body in bodies:
         dynamic, *rest = messages_of(GEMINI, body)
         assert body["systemInstruction"] == bodies[0]["systemInstruction"]
         assert body["tools"] == bodies[0]["tools"]
         assert "current_datetime" in json.loads(dynamic["parts"][0]["text"])
-        assert "current_datetime" not in json.dumps(rest)
+        tasks = [message["parts"] for message in rest if "text" in message["parts"][-1] and message["role"] == "user"]
+        assert all("current_datetime" in json.loads(parts[0]["text"]) for parts in tasks)
+        results = [message["parts"] for message in rest if "functionResponse" in message["parts"][0]]
+        assert all("text" not in part for parts in results for part in parts)
         assert rest[: len(before)] == before
         assert rest[-1]["role"] == "user"
         before = rest

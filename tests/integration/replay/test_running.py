@@ -1,6 +1,7 @@
 """Replays, one item after the other, with the emulators: requests, comparisons and marks."""
 
 import asyncio
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,9 @@ from server.conversation.errors import PriceUnknown, ValidationFailed
 from server.conversation.turn import ModelResponseTurn, StopReason, ToolResponseTurn, TurnState
 from server.conversation.usage import add_usages
 from server.emulator.reply import Fault, FaultKind
+from server.payload.dynamic_clock import decode_clock
 from server.postgres.engine import Database
+from server.providers.choice import ANTHROPIC, GEMINI
 from server.providers.continuation import continued_attempts
 from server.replay.rerun.replay import (
     Assertion,
@@ -38,6 +41,7 @@ from tests.support.conversation_driver import (
     ConversationDriver,
     assert_all_accepted,
     eventually,
+    messages_of,
     start_driver,
     text_reply,
     tool_reply,
@@ -143,6 +147,23 @@ class TestTeacherForced:
         assert {result.outcome for result in await results_of(strata_server.program, replay)} == {Outcome.SAME}
         assert len(emulated[provider].requests()) == asked_before
         assert_all_accepted(emulated[other].requests())
+
+    async def test_the_recorded_time_of_a_task_is_sent_in_the_other_order(
+        self, strata_server: StrataServer, emulated: EmulatedProviders
+    ) -> None:
+        driver = await _drive_conversation(strata_server, emulated, GEMINI)
+        arm_again(emulated, await driver.turns())
+        times = [decode_clock(call.start.caching).input_time for call in await driver.calls()]
+        emulated[ANTHROPIC].lines.turns.extend(emulated[GEMINI].lines.turns)
+        emulated[GEMINI].lines.turns.clear()
+
+        candidate = Candidate(provider=ANTHROPIC, model=MODELS[ANTHROPIC])
+        await run_replay(strata_server.program, driver.tenant_id, draft_of([driver.conversation_id], candidate))
+
+        sent = [messages_of(ANTHROPIC, request["body"])[-1] for request in emulated[ANTHROPIC].requests()]
+        recorded = [json.loads(text)["current_datetime"] for text in times if text is not None]
+        tasks = [message["content"][0]["text"] for message in sent if message["content"][0]["type"] == "text"]
+        assert [json.loads(text)["current_datetime"] for text in tasks] == recorded
 
     async def test_thinking_is_withheld_after_another_prompt(
         self, strata_server: StrataServer, emulated: EmulatedProviders

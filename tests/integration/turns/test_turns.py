@@ -370,7 +370,8 @@ class TestLayers:
         gemini = emulated.gemini.requests()[-1]["body"]["contents"]
         assert "water the plants" in gemini[0]["parts"][0]["text"]
         assert sum("water the plants" in json.dumps(content) for content in gemini) == 1
-        assert gemini[-1]["parts"] == [{"text": "Second."}]
+        assert list(json.loads(gemini[-1]["parts"][0]["text"])) == ["current_datetime"]
+        assert gemini[-1]["parts"][1:] == [{"text": "Second."}]
         claude = emulated.anthropic.requests()[-1]["body"]["messages"]
         tasks = [message["content"] for message in claude if message["role"] == "user"]
         assert ["water the plants" in json.dumps(content[0]) for content in tasks] == [True, True]

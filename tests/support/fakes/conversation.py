@@ -17,7 +17,7 @@ from server.conversation.payload import LayerOrder, PayloadMessage
 from server.conversation.store import BufferedTurn, PayloadSource, RebuildSource
 from server.conversation.turn import STRATA_DIALECT, Native, StopReason, TurnKind, TurnState
 from server.payload.builder import BuiltPayload, build_payload, hash_prefix
-from server.providers.model_profile import find_profile
+from server.payload.dynamic_clock import EXACT, DynamicClock
 from server.providers.provider import Provider, ProviderStream, StreamState
 from tests.contracts.provider_harness import TOOLS
 from tests.support.builders import build_conversation
@@ -127,14 +127,21 @@ class InMemoryConversation:
             previous_prefix_hash=None if previous is None else previous.target.prefix_hash,
         )
 
-    def build(self, target: ModelTarget, dynamic: str | None = None) -> BuiltPayload:
+    def build(
+        self,
+        target: ModelTarget,
+        dynamic: str | None = None,
+        *,
+        clock: DynamicClock = EXACT,
+        source: PayloadSource | None = None,
+    ) -> BuiltPayload:
         return build_payload(
-            self.source(target),
+            source or self.source(target),
             provider=target.provider,
-            profile=find_profile(target.provider.name, target.model),
             static_text=target.static_text,
             epoch=_epoch(target),
             dynamic=dynamic,
+            clock=clock,
             blobs={},
         )
 

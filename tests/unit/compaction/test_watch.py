@@ -16,7 +16,6 @@ from server.conversation.assistant import Assistant
 from server.conversation.block import Block, ImageBlock, TextBlock
 from server.conversation.epoch import EpochReason
 from server.conversation.errors import DatabaseUnavailable
-from server.conversation.payload import LayerOrder
 from server.conversation.store import BufferedTurn, PayloadSource
 from server.conversation.turn import ModelResponseTurn, Native, StopReason, TurnKind, TurnState
 from server.conversation.usage import Usage
@@ -288,7 +287,6 @@ class TestReading:
         model = ("anthropic", "claude-opus-5-5")
         inside = read_state(source(*turns, model=model), static_length=0, estimate=TokenEstimate())
         without = read_state(source(turn(1), turn(2), model=model), static_length=0, estimate=TokenEstimate())
-        assert inside.order is LayerOrder.APPEND_ONLY
         assert count_request(inside) - count_request(without) == 280
         assert inside.dynamic_tokens == 0
 

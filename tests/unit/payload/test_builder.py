@@ -233,7 +233,6 @@ def build(source: PayloadSource, target: ModelTarget, settled: Epoch | None = No
     return build_payload(
         source,
         provider=target.provider,
-        profile=CLAUDE_PROFILE if target is CLAUDE else GEMINI_PROFILE,
         static_text=target.static_text,
         epoch=settled or epoch(prefix_hash=target.prefix_hash),
         dynamic=dynamic,

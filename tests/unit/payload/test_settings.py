@@ -7,7 +7,7 @@ import pytest
 from server.caching.explicit_policy import CacheSettings, ExplicitChoice
 from server.conversation.errors import ValidationFailed
 from server.conversation.payload import CallSettings, LayerOrder
-from server.payload.settings import check_settings, read_cache_settings, read_order, read_settings
+from server.payload.settings import check_settings, read_cache_settings, read_clock_seconds, read_order, read_settings
 from server.providers.model_profile import find_profile
 
 FLASH = find_profile("gemini", "gemini-3.8-flash")
@@ -28,6 +28,7 @@ def test_every_member_is_read() -> None:
         "safety": {"HARM_CATEGORY_HARASSMENT": "OFF"},
         "extra": {"labels": {"a": 1}},
         "layer_order": "append_only",
+        "clock_seconds": 60,
         "cache": {"explicit": "on", "ttl_seconds": 60},
     }
     assert read_settings(given) == CallSettings(
@@ -40,12 +41,15 @@ def test_every_member_is_read() -> None:
         extra={"labels": {"a": 1}},
     )
     assert read_order(given, FLASH) is LayerOrder.APPEND_ONLY
+    assert read_clock_seconds(given) == 60
     assert read_cache_settings(given) == CacheSettings(explicit=ExplicitChoice.ON, ttl_seconds=60)
 
 
 def test_omitted_settings_are_left_to_the_model() -> None:
     assert read_settings({"thinking": None, "temperature": None, "layer_order": None}) == CallSettings()
     assert read_order({}, FLASH) is LayerOrder.LAYERED
+    assert read_clock_seconds({}) == read_clock_seconds({"clock_seconds": None}) == 3_600
+    assert read_clock_seconds({"clock_seconds": 0}) == 0
     for nothing in (None, {}, {"explicit": None, "ttl_seconds": None}):
         assert read_cache_settings({"cache": nothing}) == read_cache_settings({}) == CacheSettings()
     assert read_order({"layer_order": None}, find_profile("anthropic", "claude-fable-5-2")) is LayerOrder.APPEND_ONLY
@@ -54,6 +58,10 @@ def test_omitted_settings_are_left_to_the_model() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("clock_seconds", -1),
+        ("clock_seconds", 86_401),
+        ("clock_seconds", 60.5),
+        ("clock_seconds", True),
         ("cache", []),
         ("cache", {"explicit": "maybe"}),
         ("cache", {"ttl_seconds": 59}),
