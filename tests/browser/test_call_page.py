@@ -89,8 +89,8 @@ async def test_a_request_that_differs_from_what_was_sent_is_reported_with_its_po
     await expect(proof).to_contain_text("✕ Different")
     hashes = await proof.locator("dd code").all_text_contents()
     assert len(set(hashes)) == 2
-    await proof.get_by_role("link", name="number 4").click()
-    await expect(visit.page.locator("#block-4")).to_contain_text("differs")
+    await proof.get_by_role("link", name="number 5").click()
+    await expect(visit.page.locator("#block-5")).to_contain_text("differs")
     await expect(visit.page.locator("#request")).to_contain_text("Not the request that was sent")
     # Problems come first.
     await expect(visit.page.locator("#signatures tbody tr").first).to_contain_text("missing")

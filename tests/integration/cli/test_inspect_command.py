@@ -104,7 +104,7 @@ async def test_a_failed_call_is_shown_without_controls(
     failed = shown(env, "call", driver.conversation_id, "6")
     assert "outcome   failed [provider_authentication]." in failed
     hurt = shown(env, "call", driver.conversation_id, "4")
-    assert "request   different, first at block 4" in hurt
+    assert "request   different, first at block 5" in hurt
     assert "[bold]red[/bold]" in hurt
     for text in (failed, hurt):
         assert not {"\x1b", "\x9b", "\u202e", "\x07"} & set(text)
