@@ -133,6 +133,11 @@ conversations = Table(
     Column(
         "cancel_requested_at", INSTANT, comment="When a cancel of the running turn was requested; null if none runs."
     ),
+    Column(
+        "listened_until",
+        INSTANT,
+        comment="Growth of the running turn is announced until then; set by a process that reads it from the store.",
+    ),
     now("created_at", "Informational."),
     now("updated_at", "Informational."),
     Column(

@@ -94,11 +94,14 @@ recorded AS ({_ENDED_CALL_SQL}{_SAME_CALL_SQL}
 SELECT EXISTS (SELECT FROM recorded) AS is_recorded FROM held
 """)  # noqa: S608  reason: constants of this module only
 
+# Growth is announced only while another process reads the turn: Postgres holds a database-wide lock while a transaction
+# with a notification commits. The row's lock orders this statement and the request for notifications, so either this
+# statement reads the request, or the reader's next statement reads these chunks.
 _APPEND_CHUNKS: Final = Statement(f"""
 WITH held AS (
     UPDATE conversations SET lease_expires_at = now() + :lease_seconds::float8 * interval '1 second'
     WHERE id = :conversation AND lease_token = :token
-    RETURNING id, cancel_requested_at IS NOT NULL AS cancelling
+    RETURNING id, cancel_requested_at IS NOT NULL AS cancelling, listened_until > now() AS listened
 ),
 written AS (
     INSERT INTO call_chunks (conversation_id, turn_seq, attempt, byte_offset, data)
@@ -107,7 +110,10 @@ written AS (
     ON CONFLICT DO NOTHING
     RETURNING conversation_id
 )
-SELECT held.cancelling, (SELECT {notify_sql(Notification.GROWN, "conversation_id")} FROM written LIMIT 1) FROM held
+SELECT held.cancelling, (
+    SELECT {notify_sql(Notification.GROWN, "conversation_id")} FROM written WHERE held.listened LIMIT 1
+)
+FROM held
 """)  # noqa: S608  reason: constants of this module only
 
 _FINISH_SQL: Final = f"""
