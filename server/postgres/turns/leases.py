@@ -29,7 +29,7 @@ WITH seen AS (
 ),
 marked AS (
     UPDATE conversations SET cancel_requested_at = coalesce(cancel_requested_at, now())
-    WHERE id = (SELECT id FROM seen) AND lease_token IS NOT NULL
+    WHERE id = :conversation AND EXISTS (SELECT FROM seen) AND lease_token IS NOT NULL
         AND (:turn_seq::bigint IS NULL OR lease_turn_seq = :turn_seq)
     RETURNING id, lease_turn_seq
 )
