@@ -1,6 +1,8 @@
 """`strata migrate`: migrate the database schema."""
 
 import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +18,11 @@ from server.postgres.migrations import (
     read_schema_state,
     write_revision,
 )
+from server.postgres.partitions import CopyProgress, abandon_partitioning, partition_tables
+
+if TYPE_CHECKING:
+    # A type of click that it does not export.
+    from click._termui_impl import ProgressBar
 
 
 @click.group()
@@ -83,6 +90,29 @@ def new(name: str) -> None:
     click.echo(f"Wrote {write_revision(name)}")
 
 
+@migrate.command()
+@click.option(
+    "--count",
+    type=click.IntRange(1, 256),
+    default=8,
+    show_default=True,
+    help="The number of partitions of each table. It cannot be changed later.",
+)
+@click.option("--abandon", is_flag=True, help="Remove the copies of a conversion that was not finished.")
+def partition(*, count: int, abandon: bool) -> None:
+    """Convert the tables of turns, calls and chunks to hash partitions.
+
+    Servers may run meanwhile. An interrupted conversion continues where it was.
+    """
+    settings = begin_quietly()
+    if abandon:
+        abandoned = run(_abandon(settings))
+        click.echo(f"Removed the copies of: {', '.join(abandoned)}." if abandoned else "There is no copy to remove.")
+        return
+    converted = run(_partition(settings, count))
+    click.echo(f"Partitioned: {', '.join(converted)}." if converted else "The tables are partitioned already.")
+
+
 async def _up(settings: Settings) -> tuple[SchemaState, SchemaState]:
     async with open_database_options(settings) as options:
         return await read_schema_state(options), await migrate_up(options)
@@ -91,6 +121,27 @@ async def _up(settings: Settings) -> tuple[SchemaState, SchemaState]:
 async def _down(settings: Settings) -> SchemaState:
     async with open_database_options(settings) as options:
         return await migrate_down_one(options)
+
+
+async def _partition(settings: Settings, count: int) -> list[str]:
+    with ExitStack() as stack:
+        bars: dict[str, tuple[ProgressBar[int], int]] = {}
+
+        def show(progress: CopyProgress) -> None:
+            bar, shown = bars.get(progress.table) or (None, 0)
+            if bar is None:
+                stack.close()
+                bar = stack.enter_context(click.progressbar(length=progress.estimated_rows, label=progress.table))
+            bar.update(progress.copied_rows - shown)
+            bars[progress.table] = bar, progress.copied_rows
+
+        async with open_database_options(settings) as options:
+            return await partition_tables(options, count=count, on_progress=show)
+
+
+async def _abandon(settings: Settings) -> list[str]:
+    async with open_database_options(settings) as options:
+        return await abandon_partitioning(options)
 
 
 async def _read(settings: Settings) -> SchemaState:

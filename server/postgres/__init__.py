@@ -10,6 +10,7 @@ Other rooms use these modules:
 - `engine`, `connections`: `Database`, the connection pool of a process; its options and single connections
 - `notifications`: LISTEN and NOTIFY between processes
 - `migrations`: the revision of the schema, and migrations
+- `partitions`: the conversion of large tables to hash partitions
 - `access.key_ring`, `access.key_cache`: tenants and API keys, and their cache
 - `access.admin_sessions`, `access.rate_limit`: sessions of operators, and rate limits
 - `caching`: the register of explicit provider caches

@@ -142,7 +142,7 @@ def _uses(items: Any, conditions: Conditions) -> list[Use]:
 def _uses_of(item: Any, conditions: Conditions) -> Iterator[Use]:
     if isinstance(item, RangeVar):
         table = str(item.relname)
-        yield Use(table=table, alias=table if item.alias is None else item.alias.aliasname, conditions=conditions)
+        yield Use(table=table, alias=table if item.alias is None else str(item.alias.aliasname), conditions=conditions)
     elif isinstance(item, JoinExpr):
         joined = conditions + _conjuncts(item.quals)
         # The condition of an outer join does not restrict the rows of the side that is kept.

@@ -36,6 +36,7 @@ REQUEST_PATH: Final = (
     "turns.queue",
     "turns.reading",
     "payload.loading",
+    "payload.manifests",
     "conversation.conversations",
     "conversation.forks",
     "compaction.epochs",
