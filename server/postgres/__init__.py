@@ -8,6 +8,7 @@ Other rooms use these modules:
 
 - `store`: `PostgresStore`, which implements the store port
 - `engine`, `connections`: `Database`, the connection pool of a process; its options and single connections
+- `replica`: reading from a replica
 - `notifications`: LISTEN and NOTIFY between processes
 - `migrations`: the revision of the schema, and migrations
 - `partitions`: the conversion of large tables to hash partitions

@@ -29,6 +29,7 @@ _MALFORMED: Final = "it is malformed"
 """Without details: parts of a password may be in the position of a host or a port."""
 _SESSION_ATTRIBUTES: Final = ("read-write", "primary", "any")
 """The values that select a host which accepts writes."""
+_REPLICA_ATTRIBUTES: Final = ("any", "prefer-standby", "standby", "read-only")
 
 _WRONG_OPTION: Final = (
     pg.ClientConfigurationError,
@@ -55,6 +56,8 @@ class DatabaseOptions:
     its locks; 0 means no limit. Less than `lock_seconds`, so that a statement that waits for such a lock gets it.
     """
     application_name: str = "strata"
+    is_replica: bool = False
+    """Whether a host that takes no writes is accepted."""
     search_path: str | None = None
     """The schemas in which names are looked up; None: the default of the role."""
 
@@ -62,7 +65,7 @@ class DatabaseOptions:
 async def connect(options: DatabaseOptions) -> "asyncpg.Connection[asyncpg.Record]":
     """Open a connection outside the pool. Raises `DatabaseUnavailable`, `DatabaseUnsupported` or `SettingsInvalid`."""
     with translated_errors():
-        connection = await connect_to_one(read_hosts(options.url), options)
+        connection = await connect_to_one(read_hosts(options.url, is_replica=options.is_replica), options)
     try:
         require_supported(connection)
     except DatabaseUnsupported:
@@ -116,11 +119,12 @@ def _keep_alive(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def read_hosts(url: str) -> list[str]:
+def read_hosts(url: str, *, is_replica: bool = False) -> list[str]:
     """Split a URL with several hosts into one URL per host, in the same order. Raises `SettingsInvalid`.
 
-    With several hosts `target_session_attrs` defaults to `read-write`; in libpq it is `any`.
+    With several hosts `target_session_attrs` defaults to `read-write`, and to `any` for replicas; in libpq it is `any`.
     """
+    attributes = _REPLICA_ATTRIBUTES if is_replica else _SESSION_ATTRIBUTES
     try:
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
@@ -132,8 +136,11 @@ def read_hosts(url: str) -> list[str]:
     countable = len(ports) in {1, len(hosts)} and (all(hosts) or not several)
     if parts.scheme not in {"postgresql", "postgres"} or not countable:
         raise _unusable(_MALFORMED)
-    if query.setdefault("target_session_attrs", "read-write" if several else "any") not in _SESSION_ATTRIBUTES:
-        raise _unusable(f"target_session_attrs has to be one of {', '.join(_SESSION_ATTRIBUTES)}")
+    if (
+        query.setdefault("target_session_attrs", "read-write" if several and not is_replica else "any")
+        not in attributes
+    ):
+        raise _unusable(f"target_session_attrs has to be one of {', '.join(attributes)}")
     _require_readable(query)
     if not several:
         return [url]
