@@ -71,5 +71,6 @@ def _options(settings: Settings, url: str) -> DatabaseOptions:
         pool_wait_seconds=settings.database_pool_wait_seconds,
         connect_seconds=settings.database_connect_seconds,
         statement_seconds=settings.database_statement_seconds,
+        plan_cache_mode=settings.database_plan_mode,
         application_name=settings.database_application_name,
     )

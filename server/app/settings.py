@@ -262,6 +262,10 @@ class Settings(BaseSettings):
     database_application_name: str = Field(
         default="strata", max_length=63, description="Name of the connections in `pg_stat_activity`."
     )
+    database_plan_mode: Literal["force_generic_plan", "auto", "force_custom_plan"] = Field(
+        default="force_generic_plan",
+        description="`plan_cache_mode` of the connections. Set it to `auto` on a Citus cluster.",
+    )
     data_dir: Path = Field(
         default_factory=default_data_dir,
         description="Directory of the embedded Postgres and its logs. The default is `/var/lib/strata` for root, and "

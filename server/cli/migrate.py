@@ -1,6 +1,7 @@
 """`strata migrate`: migrate the database schema."""
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from server.app.database import open_database_options
 from server.app.settings import Settings
 from server.cli.run import begin_quietly, run
 from server.conversation.errors import SchemaAhead
+from server.postgres.distribution import distribute_tables, list_local_tables, plan_distribution
 from server.postgres.migrations import (
     SchemaState,
     find_drift,
@@ -113,6 +115,26 @@ def partition(*, count: int, abandon: bool) -> None:
     click.echo(f"Partitioned: {', '.join(converted)}." if converted else "The tables are partitioned already.")
 
 
+@migrate.command()
+@click.option("--dry-run", is_flag=True, help="Show what would be done, without a connection.")
+@click.option("--yes", is_flag=True, help="Do not ask: no server may write meanwhile.")
+def distribute(*, dry_run: bool, yes: bool) -> None:
+    """Distribute the tables over the nodes of a Citus cluster, by conversation.
+
+    The database needs the extension. Servers and workers must be stopped.
+    """
+    if dry_run:
+        for step in plan_distribution():
+            click.echo(f"{step.sql};")
+        click.echo(f"-- on the coordinator: {', '.join(list_local_tables())}")
+        return
+    settings = begin_quietly()
+    if not yes:
+        click.confirm("Citus blocks writes while it distributes a table. Are all servers stopped?", abort=True)
+    distributed = run(_distribute(settings))
+    click.echo("The tables are distributed." if distributed else "The tables are distributed already.")
+
+
 async def _up(settings: Settings) -> tuple[SchemaState, SchemaState]:
     async with open_database_options(settings) as options:
         return await read_schema_state(options), await migrate_up(options)
@@ -137,6 +159,11 @@ async def _partition(settings: Settings, count: int) -> list[str]:
 
         async with open_database_options(settings) as options:
             return await partition_tables(options, count=count, on_progress=show)
+
+
+async def _distribute(settings: Settings) -> Sequence[str]:
+    async with open_database_options(settings) as options:
+        return await distribute_tables(options, on_table=lambda table: click.echo(f"distributed {table}"))
 
 
 async def _abandon(settings: Settings) -> list[str]:

@@ -55,6 +55,8 @@ class DatabaseOptions:
     """Postgres ends a session whose transaction is idle for this long, such as that of a frozen process, and releases
     its locks; 0 means no limit. Less than `lock_seconds`, so that a statement that waits for such a lock gets it.
     """
+    plan_cache_mode: str = "force_generic_plan"
+    """How Postgres plans prepared statements; see its documentation."""
     application_name: str = "strata"
     is_replica: bool = False
     """Whether a host that takes no writes is accepted."""
@@ -87,9 +89,9 @@ def _server_settings(options: DatabaseOptions) -> dict[str, str]:
         "tcp_keepalives_count": str(_KEEP_ALIVE_COUNT),
         "timezone": "UTC",
         # The statements are short and find rows by key: planning them each time, or compiling the plan, costs more
-        # than running them.
+        # than running them. Citus chooses the node of a statement when it plans with the values, and needs `auto`.
         "jit": "off",
-        "plan_cache_mode": "force_generic_plan",
+        "plan_cache_mode": options.plan_cache_mode,
         # A plan made while the tables are nearly empty would use sequential scans, and keep them as the tables grow
         # until the statistics are renewed. With index scans from the first row on, a turn costs the same in every
         # database. For the same reason a condition on the tenant in addition to a key is written `(tenant_id = …) IS
