@@ -17,6 +17,10 @@ that is not valid and goes first. It waits for every transaction that is older, 
         op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_turns_seen_at")
         op.create_index("ix_turns_seen_at", "turns", ["seen_at"], postgresql_concurrently=True)
         op.execute("RESET statement_timeout")
+
+The tables `turns`, `calls` and `call_chunks` of schema `public` may be partitioned (`strata migrate partition`), and
+Postgres makes no index CONCURRENTLY on a partitioned table. If `pg_class.relkind` is 'p', make the index ON ONLY the
+table, CONCURRENTLY on each partition, and attach those with ALTER INDEX ... ATTACH PARTITION.
 """
 
 from collections.abc import Sequence

@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from server.app.settings import Settings
 from server.postgres.connections import DatabaseOptions
 from server.postgres.embedded.service import open_embedded
 from server.postgres.engine import Database
 from server.postgres.migrations import migrate_up, require_current_schema
+from server.postgres.replica import is_reachable
 
 
 @asynccontextmanager
@@ -40,6 +42,28 @@ async def open_database(settings: Settings, *, migrate: bool = False) -> AsyncIt
             await database.close()
 
 
+@asynccontextmanager
+async def open_report_database(settings: Settings) -> AsyncIterator[Database]:
+    """Open the database for a command that only reads: the replica of the settings if it answers, else the primary."""
+    options = build_replica_options(settings)
+    if options is None or not await is_reachable(options):
+        async with open_database(settings) as database:
+            yield database
+        return
+    database = Database(options, on_first_contact=require_current_schema)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+def build_replica_options(settings: Settings) -> DatabaseOptions | None:
+    """Return the options to connect to the replica, or None if the settings name none."""
+    if settings.database_read_url is None:
+        return None
+    return replace(_options(settings, settings.database_read_url.get_secret_value()), is_replica=True)
+
+
 def _options(settings: Settings, url: str) -> DatabaseOptions:
     return DatabaseOptions(
         url=url,
@@ -47,5 +71,6 @@ def _options(settings: Settings, url: str) -> DatabaseOptions:
         pool_wait_seconds=settings.database_pool_wait_seconds,
         connect_seconds=settings.database_connect_seconds,
         statement_seconds=settings.database_statement_seconds,
+        plan_cache_mode=settings.database_plan_mode,
         application_name=settings.database_application_name,
     )

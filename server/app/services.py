@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
-from server.app.database import open_database
+from server.app.database import build_replica_options, open_database
 from server.app.providers import Providers, open_providers
 from server.app.settings import Settings
 from server.compaction.background_call import BackgroundCalls
@@ -30,6 +30,7 @@ from server.postgres.compaction.lengths import PostgresConversationLengths
 from server.postgres.engine import Database
 from server.postgres.jobs import prune_queue_log, sweep_raw_bytes
 from server.postgres.replay.conversations import make_replay_database
+from server.postgres.replica import ReplicaDatabase
 from server.postgres.store import PostgresStore
 from server.prompts.renderer import JinjaRenderer
 from server.prompts.templates import load_templates
@@ -45,6 +46,8 @@ class Services:
 
     settings: Settings
     database: Database
+    replica: ReplicaDatabase | None
+    """For reports; None if the settings name none."""
     replay_database: Database
     """The same database, with the tables of replayed conversations in place of the others."""
     providers: Providers
@@ -68,6 +71,10 @@ async def open_services(
         limits = RenderLimits(workers=settings.template_workers, wait_seconds=settings.template_wait_seconds)
         renderer = JinjaRenderer(load_templates(settings.templates_dir), limits)
         stack.push_async_callback(renderer.close)
+        replica_options = build_replica_options(settings)
+        replica = None if replica_options is None else ReplicaDatabase(replica_options, database)
+        if replica is not None:
+            stack.push_async_callback(replica.close)
         replay_database = make_replay_database(database)
         stack.push_async_callback(replay_database.close)
         lengths = TypicalLengths(PostgresConversationLengths(database))
@@ -89,6 +96,7 @@ async def open_services(
         yield Services(
             settings=settings,
             database=database,
+            replica=replica,
             replay_database=replay_database,
             providers=providers,
             store=store,

@@ -236,6 +236,11 @@ class Settings(BaseSettings):
         "used. Several hosts are separated by commas; `target_session_attrs`, `sslmode`, `sslrootcert`, `sslcert` and "
         "`sslkey` work as in libpq.",
     )
+    database_read_url: SecretStr | None = Field(
+        default=None,
+        description="A replica of the external Postgres for lists, searches, overviews and usage reports of operators "
+        "and for `strata replay verify`. While it cannot be reached, they read the primary.",
+    )
     database_pool_size: int = Field(
         default=20,
         ge=1,
@@ -256,6 +261,10 @@ class Settings(BaseSettings):
     )
     database_application_name: str = Field(
         default="strata", max_length=63, description="Name of the connections in `pg_stat_activity`."
+    )
+    database_plan_mode: Literal["force_generic_plan", "auto", "force_custom_plan"] = Field(
+        default="force_generic_plan",
+        description="`plan_cache_mode` of the connections. Set it to `auto` on a Citus cluster.",
     )
     data_dir: Path = Field(
         default_factory=default_data_dir,
@@ -408,11 +417,15 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _known_scheme(self) -> Self:
-        if self.database_url is not None:
-            scheme = self.database_url.get_secret_value().partition("://")[0]
-            if scheme not in {"postgresql", "postgres"}:
-                message = "STRATA_DATABASE_URL must start with postgresql:// or postgres://"
-                raise ValueError(message)
+        for name, url in (("DATABASE_URL", self.database_url), ("DATABASE_READ_URL", self.database_read_url)):
+            if url is not None:
+                scheme = url.get_secret_value().partition("://")[0]
+                if scheme not in {"postgresql", "postgres"}:
+                    message = f"STRATA_{name} must start with postgresql:// or postgres://"
+                    raise ValueError(message)
+        if self.database_read_url is not None and self.database_url is None:
+            message = "STRATA_DATABASE_READ_URL needs STRATA_DATABASE_URL: the embedded Postgres has no replica"
+            raise ValueError(message)
         return self
 
     @property

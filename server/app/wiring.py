@@ -52,6 +52,7 @@ from server.postgres.inspection.saved_views import PostgresSavedViews
 from server.postgres.inspection.search_index import load_lag_seconds
 from server.postgres.migrations import require_current_schema
 from server.postgres.notifications import PostgresNotifications
+from server.postgres.replica import ReplicaDatabase
 from server.postgres.store import PostgresStore
 from server.prompts.worker_pool import WorkerPool
 from server.providers.retry_policy import RetryPolicy
@@ -81,6 +82,7 @@ class Program:
 
     settings: Settings
     database: Database
+    replica: ReplicaDatabase | None
     providers: Providers
     store: PostgresStore
     key_ring: PostgresKeyRing
@@ -168,7 +170,7 @@ async def open_program(
         jobs = (*services.jobs, *replays.jobs)
 
         # The HTTP interface
-        inspector, audit_log = PostgresInspector(database), PostgresAuditLog(database)
+        inspector, audit_log = PostgresInspector(database, services.replica), PostgresAuditLog(database)
         bodies = BodyBudget(
             settings.body_total_bytes,
             max_body_bytes=settings.body_limit_bytes,
@@ -228,6 +230,7 @@ async def open_program(
         program = Program(
             settings=settings,
             database=database,
+            replica=services.replica,
             providers=providers,
             store=store,
             key_ring=PostgresKeyRing(database),
@@ -296,6 +299,13 @@ def _add_gauges(program: Program, bodies: BodyBudget) -> None:
     gauge, counter = program.metrics.gauge_callback, program.metrics.counter_callback
     gauge("strata_database_connections", "Open database connections.", lambda: database.pool_counts()[0])
     gauge("strata_database_connections_in_use", "Database connections in use.", lambda: database.pool_counts()[1])
+    replica = program.replica
+    if replica is not None:
+        gauge(
+            "strata_database_replica_available",
+            "Whether reports read the replica: 1, or 0 while they read the primary instead.",
+            lambda: float(replica.is_available),
+        )
     gauge(
         "strata_provider_calls_in_use",
         "Provider calls that run now or are reserved by turns.",

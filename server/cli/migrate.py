@@ -1,6 +1,9 @@
 """`strata migrate`: migrate the database schema."""
 
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,6 +11,7 @@ from server.app.database import open_database_options
 from server.app.settings import Settings
 from server.cli.run import begin_quietly, run
 from server.conversation.errors import SchemaAhead
+from server.postgres.distribution import distribute_tables, list_local_tables, plan_distribution
 from server.postgres.migrations import (
     SchemaState,
     find_drift,
@@ -16,6 +20,11 @@ from server.postgres.migrations import (
     read_schema_state,
     write_revision,
 )
+from server.postgres.partitions import CopyProgress, abandon_partitioning, partition_tables
+
+if TYPE_CHECKING:
+    # A type of click that it does not export.
+    from click._termui_impl import ProgressBar
 
 
 @click.group()
@@ -83,6 +92,49 @@ def new(name: str) -> None:
     click.echo(f"Wrote {write_revision(name)}")
 
 
+@migrate.command()
+@click.option(
+    "--count",
+    type=click.IntRange(1, 256),
+    default=8,
+    show_default=True,
+    help="The number of partitions of each table. It cannot be changed later.",
+)
+@click.option("--abandon", is_flag=True, help="Remove the copies of a conversion that was not finished.")
+def partition(*, count: int, abandon: bool) -> None:
+    """Convert the tables of turns, calls and chunks to hash partitions.
+
+    Servers may run meanwhile. An interrupted conversion continues where it was.
+    """
+    settings = begin_quietly()
+    if abandon:
+        abandoned = run(_abandon(settings))
+        click.echo(f"Removed the copies of: {', '.join(abandoned)}." if abandoned else "There is no copy to remove.")
+        return
+    converted = run(_partition(settings, count))
+    click.echo(f"Partitioned: {', '.join(converted)}." if converted else "The tables are partitioned already.")
+
+
+@migrate.command()
+@click.option("--dry-run", is_flag=True, help="Show what would be done, without a connection.")
+@click.option("--yes", is_flag=True, help="Do not ask: no server may write meanwhile.")
+def distribute(*, dry_run: bool, yes: bool) -> None:
+    """Distribute the tables over the nodes of a Citus cluster, by conversation.
+
+    The database needs the extension. Servers and workers must be stopped.
+    """
+    if dry_run:
+        for step in plan_distribution():
+            click.echo(f"{step.sql};")
+        click.echo(f"-- on the coordinator: {', '.join(list_local_tables())}")
+        return
+    settings = begin_quietly()
+    if not yes:
+        click.confirm("Citus blocks writes while it distributes a table. Are all servers stopped?", abort=True)
+    distributed = run(_distribute(settings))
+    click.echo("The tables are distributed." if distributed else "The tables are distributed already.")
+
+
 async def _up(settings: Settings) -> tuple[SchemaState, SchemaState]:
     async with open_database_options(settings) as options:
         return await read_schema_state(options), await migrate_up(options)
@@ -91,6 +143,32 @@ async def _up(settings: Settings) -> tuple[SchemaState, SchemaState]:
 async def _down(settings: Settings) -> SchemaState:
     async with open_database_options(settings) as options:
         return await migrate_down_one(options)
+
+
+async def _partition(settings: Settings, count: int) -> list[str]:
+    with ExitStack() as stack:
+        bars: dict[str, tuple[ProgressBar[int], int]] = {}
+
+        def show(progress: CopyProgress) -> None:
+            bar, shown = bars.get(progress.table) or (None, 0)
+            if bar is None:
+                stack.close()
+                bar = stack.enter_context(click.progressbar(length=progress.estimated_rows, label=progress.table))
+            bar.update(progress.copied_rows - shown)
+            bars[progress.table] = bar, progress.copied_rows
+
+        async with open_database_options(settings) as options:
+            return await partition_tables(options, count=count, on_progress=show)
+
+
+async def _distribute(settings: Settings) -> Sequence[str]:
+    async with open_database_options(settings) as options:
+        return await distribute_tables(options, on_table=lambda table: click.echo(f"distributed {table}"))
+
+
+async def _abandon(settings: Settings) -> list[str]:
+    async with open_database_options(settings) as options:
+        return await abandon_partitioning(options)
 
 
 async def _read(settings: Settings) -> SchemaState:

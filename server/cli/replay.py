@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from server.app.database import open_database
+from server.app.database import open_report_database
 from server.app.settings import Settings
 from server.cli.parameters import TimeParam
 from server.cli.replay_run import run_replay
@@ -133,7 +133,7 @@ def verify(ctx: click.Context, /, **options: Any) -> None:
 
 
 async def _verify(settings: Settings, file: Path, options: dict[str, Any]) -> VerifyState:
-    async with open_database(settings) as database:
+    async with open_report_database(settings) as database:
         state = await _resume(database, file) if options["resume"] else await _begin(database, options)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

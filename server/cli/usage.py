@@ -11,7 +11,7 @@ import click
 from rich.markup import escape
 from rich.table import Column, Table
 
-from server.app.database import open_database
+from server.app.database import open_report_database
 from server.app.settings import Settings
 from server.cli.parameters import TimeParam
 from server.cli.run import begin_quietly, run
@@ -87,7 +87,7 @@ def _read_time(since: datetime | None, until: datetime | None) -> tuple[datetime
 async def _report(
     settings: Settings, tenant: str | None, by: UsageBy, since: datetime, until: datetime, limit: int
 ) -> UsageReport:
-    async with open_database(settings) as database:
+    async with open_report_database(settings) as database:
         tenant_id = await load_tenant_id(database, tenant)
         return await PostgresInspector(database).report_usage(tenant_id, by, since=since, until=until, limit=limit)
 

@@ -14,7 +14,7 @@ class Notification(StrEnum):
     """What happened."""
 
     GROWN = "grown"
-    """More of a running answer can be read."""
+    """More of a running answer can be read. Announced only while it is requested from the store."""
     ENDED = "ended"
     """A turn has ended: its answer can be read, and the next input is accepted."""
     CANCELLING = "cancelling"

@@ -492,6 +492,15 @@ class Store(Protocol):
         """
         ...
 
+    async def request_growth_notifications(
+        self, tenant_id: str, conversation_id: str, turn_seq: int, *, seconds: float
+    ) -> None:
+        """Have the growth of a running turn announced for this long (`Notification.GROWN`).
+
+        Chunks that a later read does not return are announced. Does nothing if the turn does not run.
+        """
+        ...
+
     async def finish_turn(self, lease: Lease, answer: NewAnswer) -> Finished:
         """Write the model turn and its call, remove the chunks, and release the lease.
 

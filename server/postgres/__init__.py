@@ -8,8 +8,10 @@ Other rooms use these modules:
 
 - `store`: `PostgresStore`, which implements the store port
 - `engine`, `connections`: `Database`, the connection pool of a process; its options and single connections
+- `replica`: reading from a replica
 - `notifications`: LISTEN and NOTIFY between processes
 - `migrations`: the revision of the schema, and migrations
+- `partitions`, `distribution`: the conversion of large tables to hash partitions, and their distribution on Citus
 - `access.key_ring`, `access.key_cache`: tenants and API keys, and their cache
 - `access.admin_sessions`, `access.rate_limit`: sessions of operators, and rate limits
 - `caching`: the register of explicit provider caches

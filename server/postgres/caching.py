@@ -31,12 +31,12 @@ WITH held AS (
 _USE_SQL: Final = """
 used AS (
     INSERT INTO provider_cache_uses (conversation_id, cache_id)
-    SELECT held.id, found.id FROM held, found
+    SELECT :conversation::uuid, found.id FROM held, found
     ON CONFLICT DO NOTHING
 ),
 left_behind AS (
     DELETE FROM provider_cache_uses
-    WHERE conversation_id IN (SELECT id FROM held) AND cache_id NOT IN (SELECT id FROM found)
+    WHERE conversation_id = :conversation AND EXISTS (SELECT FROM held) AND cache_id NOT IN (SELECT id FROM found)
 )"""
 
 _JOIN: Final = Statement(f"""{_HELD_SQL}

@@ -29,6 +29,7 @@ _MALFORMED: Final = "it is malformed"
 """Without details: parts of a password may be in the position of a host or a port."""
 _SESSION_ATTRIBUTES: Final = ("read-write", "primary", "any")
 """The values that select a host which accepts writes."""
+_REPLICA_ATTRIBUTES: Final = ("any", "prefer-standby", "standby", "read-only")
 
 _WRONG_OPTION: Final = (
     pg.ClientConfigurationError,
@@ -54,7 +55,11 @@ class DatabaseOptions:
     """Postgres ends a session whose transaction is idle for this long, such as that of a frozen process, and releases
     its locks; 0 means no limit. Less than `lock_seconds`, so that a statement that waits for such a lock gets it.
     """
+    plan_cache_mode: str = "force_generic_plan"
+    """How Postgres plans prepared statements; see its documentation."""
     application_name: str = "strata"
+    is_replica: bool = False
+    """Whether a host that takes no writes is accepted."""
     search_path: str | None = None
     """The schemas in which names are looked up; None: the default of the role."""
 
@@ -62,7 +67,7 @@ class DatabaseOptions:
 async def connect(options: DatabaseOptions) -> "asyncpg.Connection[asyncpg.Record]":
     """Open a connection outside the pool. Raises `DatabaseUnavailable`, `DatabaseUnsupported` or `SettingsInvalid`."""
     with translated_errors():
-        connection = await connect_to_one(read_hosts(options.url), options)
+        connection = await connect_to_one(read_hosts(options.url, is_replica=options.is_replica), options)
     try:
         require_supported(connection)
     except DatabaseUnsupported:
@@ -84,9 +89,9 @@ def _server_settings(options: DatabaseOptions) -> dict[str, str]:
         "tcp_keepalives_count": str(_KEEP_ALIVE_COUNT),
         "timezone": "UTC",
         # The statements are short and find rows by key: planning them each time, or compiling the plan, costs more
-        # than running them.
+        # than running them. Citus chooses the node of a statement when it plans with the values, and needs `auto`.
         "jit": "off",
-        "plan_cache_mode": "force_generic_plan",
+        "plan_cache_mode": options.plan_cache_mode,
         # A plan made while the tables are nearly empty would use sequential scans, and keep them as the tables grow
         # until the statistics are renewed. With index scans from the first row on, a turn costs the same in every
         # database. For the same reason a condition on the tenant in addition to a key is written `(tenant_id = …) IS
@@ -116,11 +121,12 @@ def _keep_alive(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def read_hosts(url: str) -> list[str]:
+def read_hosts(url: str, *, is_replica: bool = False) -> list[str]:
     """Split a URL with several hosts into one URL per host, in the same order. Raises `SettingsInvalid`.
 
-    With several hosts `target_session_attrs` defaults to `read-write`; in libpq it is `any`.
+    With several hosts `target_session_attrs` defaults to `read-write`, and to `any` for replicas; in libpq it is `any`.
     """
+    attributes = _REPLICA_ATTRIBUTES if is_replica else _SESSION_ATTRIBUTES
     try:
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
@@ -132,8 +138,11 @@ def read_hosts(url: str) -> list[str]:
     countable = len(ports) in {1, len(hosts)} and (all(hosts) or not several)
     if parts.scheme not in {"postgresql", "postgres"} or not countable:
         raise _unusable(_MALFORMED)
-    if query.setdefault("target_session_attrs", "read-write" if several else "any") not in _SESSION_ATTRIBUTES:
-        raise _unusable(f"target_session_attrs has to be one of {', '.join(_SESSION_ATTRIBUTES)}")
+    if (
+        query.setdefault("target_session_attrs", "read-write" if several and not is_replica else "any")
+        not in attributes
+    ):
+        raise _unusable(f"target_session_attrs has to be one of {', '.join(attributes)}")
     _require_readable(query)
     if not several:
         return [url]

@@ -201,7 +201,7 @@ class Database:
         return self._pool
 
     async def _open(self) -> "asyncpg.Pool[asyncpg.Record]":
-        hosts = read_hosts(self.options.url)
+        hosts = read_hosts(self.options.url, is_replica=self.options.is_replica)
         limit = self.options.statement_seconds
 
         async def connect_host(*_: object, **arguments: Any) -> "asyncpg.Connection[asyncpg.Record]":
@@ -258,6 +258,14 @@ class StorePart:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+
+class ReportPart(StorePart):
+    """Base of the classes that also report over many conversations, from a replica if there is one."""
+
+    def __init__(self, database: Database, replica: Database | None = None) -> None:
+        super().__init__(database)
+        self._reports = replica or database
 
 
 async def _keep(connection: Connection) -> None:

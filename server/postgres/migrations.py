@@ -35,7 +35,8 @@ from server.postgres.schema import metadata
 
 Result = TypeVar("Result")
 
-_ADVISORY_LOCK: Final = 0x5354524154410001
+MIGRATION_LOCK: Final = 0x5354524154410001
+"""The advisory lock of a process that changes the schema."""
 _LOCK_PAUSE_SECONDS: Final = 0.1
 _log = logging.getLogger("strata.migrations")
 
@@ -170,14 +171,27 @@ async def _run(options: DatabaseOptions, step: Callable[[Config], None]) -> None
             _log.info("schema.lock_awaited")
             while not await run_sync(_try_lock):  # noqa: ASYNC110  reason: another process has the lock
                 await asyncio.sleep(_LOCK_PAUSE_SECONDS)
+        await run_sync(_require_no_copy)
         await run_sync(migrate)
 
 
 def _try_lock(connection: SyncConnection) -> bool:
     """Try to take the lock of migrations, which ends with the session. Leaves no transaction open."""
-    taken = connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": _ADVISORY_LOCK}).scalar_one()
+    taken = connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": MIGRATION_LOCK}).scalar_one()
     connection.commit()
     return bool(taken)
+
+
+def _require_no_copy(connection: SyncConnection) -> None:
+    """Raise `MigrationFailed` if a table is being copied to partitions, see `partitions`: the copy would differ."""
+    if connection.execute(text("SELECT to_regclass('partitions.progress') IS NOT NULL")).scalar_one():
+        tables = connection.execute(text("SELECT table_name FROM partitions.progress ORDER BY 1")).scalars().all()
+        if tables:
+            raise MigrationFailed(
+                f"These tables are being copied to partitions: {', '.join(tables)}.",
+                hint="Finish with `strata migrate partition`, or remove the copies with its option --abandon.",
+            )
+    connection.commit()
 
 
 @asynccontextmanager

@@ -5,7 +5,8 @@ Import `metadata` from `schema`, which imports them all, to have it complete. Ru
 
 - A row of `turns`, `epochs`, `segments` and `blobs` is written once and never changed.
 - Every table of a conversation has a primary key that starts with `conversation_id`, and every statement of the request
-  path filters by it, so that the tables can be hash-partitioned or distributed unchanged.
+  path restricts each of them by the parameter itself, so that the tables can be hash-partitioned or distributed
+  unchanged. A test parses the statements.
 - Text from clients and models passes through `codec`: NUL bytes and lone surrogates, which Postgres does not accept,
   are escaped reversibly. `bytea` columns hold the exact bytes.
 - Large columns (`native`, `raw_response`, `manifest`, `dynamic`, texts) are stored out of line by TOAST and are not
@@ -132,6 +133,11 @@ conversations = Table(
     Column("lease_turn_seq", BigInteger, comment="The seq that the running model turn will have."),
     Column(
         "cancel_requested_at", INSTANT, comment="When a cancel of the running turn was requested; null if none runs."
+    ),
+    Column(
+        "listened_until",
+        INSTANT,
+        comment="Growth of the running turn is announced until then; set by a process that reads it from the store.",
     ),
     now("created_at", "Informational."),
     now("updated_at", "Informational."),

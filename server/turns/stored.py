@@ -38,6 +38,10 @@ OpenFold: TypeAlias = Callable[[], Fold]
 
 _LOOK_SECONDS: Final = 1.0
 """The store is read at least this often, because notifications may be lost."""
+_GROWTH_SECONDS: Final = 30.0
+"""How long the store announces the growth of a running turn after it was asked to."""
+_REQUEST_SECONDS: Final = 10.0
+"""How often the store is asked to, while the turn is read."""
 _OK: Final = 200
 
 
@@ -149,6 +153,8 @@ class StoredEvents:
         self._handle = handle
         self._body = _Body()
         self._looking = asyncio.Lock()
+        self._requested_at: float | None = None
+        """When the store was last asked to announce growth."""
 
     @property
     def _given_count(self) -> int:
@@ -170,6 +176,7 @@ class StoredEvents:
     async def _read_chunks(self) -> None:
         """Read the new bytes of the running call; those of a new attempt from its beginning."""
         handle, body = self._handle, self._body
+        await self._request_notifications()
         chunks = await handle.library.store.list_chunks(
             handle.tenant_id, handle.conversation_id, handle.seq, attempt=body.attempt, from_offset=body.offset
         )
@@ -180,6 +187,17 @@ class StoredEvents:
                 body = self._body = _Body(attempt=chunk.attempt, fold=fold)
             if chunk.offset == body.offset and body.fold is not None:
                 self.events.extend(self._fold(chunk.data))
+
+    async def _request_notifications(self) -> None:
+        """Have the store announce growth from now on. Before the chunks are read, so that none is missed in between."""
+        now = time.monotonic()
+        if self._requested_at is not None and now - self._requested_at < _REQUEST_SECONDS:
+            return
+        handle = self._handle
+        await handle.library.store.request_growth_notifications(
+            handle.tenant_id, handle.conversation_id, handle.seq, seconds=_GROWTH_SECONDS
+        )
+        self._requested_at = now
 
     def _fold(self, piece: bytes) -> list[ProviderEvent]:
         body = self._body

@@ -3,6 +3,7 @@ other.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import AsyncExitStack
 from typing import Any
@@ -15,6 +16,7 @@ from server.emulator.gemini.app import build_gemini_app
 from server.emulator.reply import Reply
 from server.emulator.server import emulating
 from server.emulator.state import build_state
+from server.postgres.notifications import CONVERSATION_CHANNEL, PostgresNotifications
 from server.postgres.store import PostgresStore
 from tests.contracts.provider_harness import Lines
 from tests.faults.server_fleet import WAIT_SECONDS, Fleet
@@ -29,13 +31,16 @@ HELD_AFTER = 9
 
 
 class Gate:
-    """Passes the first chunks of every answer on, and the rest when it is opened."""
+    """Passes the first chunks of every answer on, and more when it is opened."""
 
     def __init__(self) -> None:
-        self._open = asyncio.Event()
+        self._allowed: float = HELD_AFTER
+        self._changed = asyncio.Event()
 
-    def open(self) -> None:
-        self._open.set()
+    def open(self, chunks: float = math.inf) -> None:
+        self._allowed += chunks
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def around(self, app: ASGIApp) -> ASGIApp:
         async def gated(scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,8 +49,8 @@ class Gate:
             async def send_gated(message: MutableMapping[str, Any]) -> None:
                 nonlocal passed
                 passed += message["type"] == "http.response.body"
-                if passed > HELD_AFTER:
-                    await self._open.wait()
+                while passed > self._allowed:
+                    await self._changed.wait()
                 await send(message)
 
             await app(scope, receive, send_gated)
@@ -95,6 +100,44 @@ async def test_a_stream_begun_on_one_is_resumed_on_the_other_while_it_runs(
     assert await one.read_events("GET", path) == received
     assert await two.read_events("GET", path) == received
     assert len(fleet.emulated[provider].requests()) == 1
+
+
+@pytest.mark.parametrize("listens", [False, True])
+async def test_growth_is_announced_only_while_the_other_listens(
+    fleet: Fleet, store: PostgresStore, gate: Gate, *, listens: bool
+) -> None:
+    conversation = await open_conversation(store, fleet.tenant.id, "gemini")
+    fleet.emulated["gemini"].queue_replies(STORY)
+    payloads: list[str] = []
+
+    async def stored_bytes() -> int:
+        chunks = await store.list_chunks(fleet.tenant.id, conversation.id, 2, attempt=1)
+        return sum(len(chunk.data) for chunk in chunks)
+
+    async def wait_for_checkpoint(after: int) -> int:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while (stored := await stored_bytes()) <= after:  # noqa: ASYNC110  reason: nothing announces it
+                await asyncio.sleep(0.01)
+        return stored
+
+    async with PostgresNotifications(fleet.options) as listener, AsyncExitStack() as stack:
+        listener.listen(CONVERSATION_CHANNEL, on_payload=payloads.append, on_gap=lambda: None)
+        await asyncio.wait_for(listener.wait_until_listening(), WAIT_SECONDS)
+        one, two = (await fleet.start()).api, (await fleet.start()).api
+        await one.expect(202, "POST", turns(conversation.id), TASK, prefer="respond-async")
+        stored = await wait_for_checkpoint(after=0)
+        if listens:
+            path = f"{turns(conversation.id, 2)}/events"
+            _, events = await stack.enter_async_context(two.listen("GET", path))
+            await take(events, 3)
+        gate.open(chunks=1)
+        await wait_for_checkpoint(after=stored)
+        gate.open()
+        # Notifications arrive in the order of the commits, so that of the end is the last one.
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not any(payload.endswith("e") for payload in payloads):  # noqa: ASYNC110  reason: as above
+                await asyncio.sleep(0.01)
+    assert any(payload.endswith("g") for payload in payloads) is listens
 
 
 @pytest.mark.parametrize("provider", BOTH)

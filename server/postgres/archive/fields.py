@@ -69,6 +69,7 @@ _EXCLUDED: Final = frozenset(
         "lease_expires_at",
         "lease_turn_seq",
         "cancel_requested_at",
+        "listened_until",
     }
 )
 _PREFIXES: Final[Mapping[tuple[str, str], str]] = {

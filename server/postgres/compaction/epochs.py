@@ -28,7 +28,7 @@ begun AS (
         static_hash, prefix_hash, arguments_hash, template_hash, buffer_start_seq,
         signed_summary, signed_summary_start_seq, signed_summary_text, signed_summary_tokens,
         signed_summary_kept_hash, rejected, args)
-    SELECT id, :number, :reason, :assistant_version, :generation, :segment_count, :base_text,
+    SELECT :conversation::uuid, :number, :reason, :assistant_version, :generation, :segment_count, :base_text,
         :static_hash, :prefix_hash, :arguments_hash, :template_hash, :buffer_start_seq,
         :signed_summary::bytea, :signed_summary_start_seq::bigint, :signed_summary_text::text,
         :signed_summary_tokens::int, :signed_summary_kept_hash::bytea, :rejected::jsonb,
@@ -47,16 +47,16 @@ archived AS (
 added AS (
     INSERT INTO segments (conversation_id, generation, position, first_seq, last_seq, text, token_count,
         summarises_generation, summarises_count)
-    SELECT id, :generation, :position::int, :first_seq::bigint, :last_seq::bigint, :segment_text::text,
+    SELECT :conversation::uuid, :generation, :position::int, :first_seq::bigint, :last_seq::bigint, :segment_text::text,
         :token_count::int, :summarises_generation::int, :summarises_count::int
     FROM moved WHERE :position IS NOT NULL
 ),
 copied AS (
     INSERT INTO segments (conversation_id, generation, position, first_seq, last_seq, text, token_count,
         summarises_generation, summarises_count)
-    SELECT s.conversation_id, :generation, s.position - :copied_from::int + :copied_to::int, s.first_seq, s.last_seq,
+    SELECT :conversation::uuid, :generation, s.position - :copied_from::int + :copied_to::int, s.first_seq, s.last_seq,
         s.text, s.token_count, s.summarises_generation, s.summarises_count
-    FROM moved JOIN segments s ON s.conversation_id = moved.id
+    FROM moved JOIN segments s ON s.conversation_id = :conversation
     WHERE s.generation = :copied_generation::int
         AND s.position >= :copied_from AND s.position < :copied_from + :copied_count::int
 )
@@ -73,11 +73,12 @@ SELECT e.number, e.reason, e.assistant_version, e.generation, e.segment_count, e
 FROM conversations c
 LEFT JOIN LATERAL (
     SELECT * FROM epochs
-    WHERE conversation_id = c.id AND number < :before AND reason = ANY(:reasons::text[])
+    WHERE conversation_id = :conversation AND number < :before AND reason = ANY(:reasons::text[])
     ORDER BY number DESC
     LIMIT :count
 ) e ON true
-LEFT JOIN segments s ON s.conversation_id = c.id AND s.generation = e.generation AND s.position = e.segment_count - 1
+LEFT JOIN segments s ON s.conversation_id = :conversation AND s.generation = e.generation
+    AND s.position = e.segment_count - 1
 WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 ORDER BY e.number DESC
 """)
@@ -90,17 +91,18 @@ SELECT b.number AS epoch_number, b.reason AS epoch_reason, b.assistant_version A
 FROM conversations c
 LEFT JOIN LATERAL (
     SELECT number FROM epochs
-    WHERE conversation_id = c.id AND reason = :reason AND signed_summary = :signed_summary::bytea
+    WHERE conversation_id = :conversation AND reason = :reason AND signed_summary = :signed_summary::bytea
     ORDER BY number DESC
     LIMIT 1
 ) signed ON true
-LEFT JOIN epochs b ON b.conversation_id = c.id AND b.number = signed.number - 1
+LEFT JOIN epochs b ON b.conversation_id = :conversation AND b.number = signed.number - 1
 WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 """)
 _SEGMENTS: Final = Statement("""
 SELECT s.position, s.first_seq, s.last_seq, s.text, s.token_count, s.summarises_generation, s.summarises_count
 FROM conversations c
-LEFT JOIN segments s ON s.conversation_id = c.id AND s.generation = :generation::int AND s.position < :count::int
+LEFT JOIN segments s ON s.conversation_id = :conversation AND s.generation = :generation::int
+    AND s.position < :count::int
 WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 ORDER BY s.position
 """)

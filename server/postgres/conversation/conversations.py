@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from sqlalchemy import Integer, bindparam, literal_column, select, true
+from sqlalchemy import Integer, bindparam, literal_column, select
 
 from server.conversation.conversation import Conversation, ConversationDraft
 from server.conversation.errors import AssistantNotFound, ConversationNotFound, RevisionMismatch
@@ -17,26 +17,28 @@ from server.postgres.rows import conversation_from
 from server.postgres.tables import conversations
 
 _c = conversations.c
-_THIS: Final = (_c.id == bindparam("conversation"), (_c.tenant_id == bindparam("tenant")).is_(true()))
 
 
-def _pending_sql(conversation: str) -> str:
+def _pending_sql(conversation: str, conversation_id: str) -> str:
     """Return SQL for the blocks of the tool calls that wait for results: those of the newest turn."""
     return f"""(
     SELECT jsonb_path_query_array(t.blocks, '$[*] ? (@.type == "tool_call")') FROM turns t
-    WHERE t.conversation_id = {conversation}.id AND t.seq = {conversation}.next_seq - 1
+    WHERE t.conversation_id = {conversation_id} AND t.seq = {conversation}.next_seq - 1
         AND {conversation}.pending_call_ids <> '{{}}'
 )"""  # noqa: S608  reason: a name from this module only
 
 
-def exchange_count_sql(conversation: str) -> str:
-    """Return SQL for the number of exchanges of a conversation. Rows are counted only if the column is null."""
-    return f"""coalesce({conversation}.exchange_count, (
-    SELECT count(*) FROM turns WHERE conversation_id = {conversation}.id AND kind = 'user_task'
+def exchange_count_sql(column: str) -> str:
+    """Return SQL for the number of exchanges of `:conversation`. Rows are counted only if the column is null."""
+    return f"""coalesce({column}, (
+    SELECT count(*) FROM turns WHERE conversation_id = :conversation AND kind = 'user_task'
 ))"""  # noqa: S608  reason: a name from our own statements only
 
 
-_SHOWN: Final[tuple[Any, ...]] = (conversations, literal_column(_pending_sql("conversations")).label("pending_blocks"))
+_LISTED: Final[tuple[Any, ...]] = (
+    conversations,
+    literal_column(_pending_sql("conversations", "conversations.id")).label("pending_blocks"),
+)
 
 _CREATE: Final = Statement("""
 INSERT INTO conversations (id, tenant_id, assistant_id, assistant_version, identifier, source, direction, mode,
@@ -51,7 +53,11 @@ LIMIT 1
 ON CONFLICT (id) DO UPDATE SET id = conversations.id
 RETURNING *
 """)
-_LOAD: Final = Statement(select(*_SHOWN).where(*_THIS))
+_LOAD: Final = Statement(f"""
+SELECT c.*, {_pending_sql("c", ":conversation")} AS pending_blocks
+FROM conversations c
+WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
+""")  # noqa: S608  reason: constants of this module only
 _CHANGE: Final = Statement(f"""
 WITH seen AS (
     SELECT c.revision, a.version IS NOT NULL AS version_exists
@@ -73,7 +79,7 @@ changed AS (
     RETURNING c.*
 )
 SELECT seen.version_exists, seen.revision AS seen_revision, changed.*,
-    {_pending_sql("changed")} AS pending_blocks
+    {_pending_sql("changed", ":conversation")} AS pending_blocks
 FROM seen LEFT JOIN changed ON true
 """)  # noqa: S608  reason: constants of this module only
 
@@ -81,7 +87,7 @@ FROM seen LEFT JOIN changed ON true
 def _list_statement(*filtered: str) -> Statement:
     """Build one statement per combination of filters: one plan for all of them would use no index."""
     return Statement(
-        select(*_SHOWN)
+        select(*_LISTED)
         .where(
             _c.tenant_id == bindparam("tenant"),
             _c.id >= bindparam("first"),

@@ -28,7 +28,7 @@ SELECT t.kind,
         SELECT epoch FROM calls WHERE conversation_id = :conversation AND turn_seq <= :at_seq::bigint
         ORDER BY turn_seq DESC, attempt DESC LIMIT 1
     ), 0) AS epoch
-FROM source LEFT JOIN turns t ON t.conversation_id = source.id AND t.seq = :at_seq
+FROM source LEFT JOIN turns t ON t.conversation_id = :conversation AND t.seq = :at_seq
 """)
 _CREATE: Final = Statement("""
 INSERT INTO conversations (id, tenant_id, assistant_id, assistant_version, next_seq, buffer_start_seq, epoch,
@@ -36,20 +36,20 @@ INSERT INTO conversations (id, tenant_id, assistant_id, assistant_version, next_
 SELECT :fork, c.tenant_id, c.assistant_id, c.assistant_version, :next_seq, coalesce(e.buffer_start_seq, 1), :epoch,
     ARRAY(
         SELECT block ->> 'id' FROM turns t, jsonb_array_elements(t.blocks) WITH ORDINALITY AS element (block, position)
-        WHERE t.conversation_id = c.id AND t.seq = :at_seq AND t.kind = 'model_response' AND t.state = 'complete'
-            AND block ->> 'type' = 'tool_call'
+        WHERE t.conversation_id = :conversation AND t.seq = :at_seq
+            AND t.kind = 'model_response' AND t.state = 'complete' AND block ->> 'type' = 'tool_call'
         ORDER BY position
     ),
     c.source, c.direction, c.mode, c.args, c.context, c.metadata, c.id, :at_seq,
-    (SELECT count(*) FROM turns t WHERE t.conversation_id = c.id AND t.seq <= :at_seq AND t.kind = 'user_task')
-FROM conversations c LEFT JOIN epochs e ON e.conversation_id = c.id AND e.number = :epoch
+    (SELECT count(*) FROM turns t WHERE t.conversation_id = :conversation AND t.seq <= :at_seq AND t.kind = 'user_task')
+FROM conversations c LEFT JOIN epochs e ON e.conversation_id = :conversation AND e.number = :epoch
 WHERE c.id = :conversation
 """)
 _CANCELLED_ANSWER: Final = Statement("""
 INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, provider, model, stop_reason,
     fresh_input_tokens, cache_read_tokens, cache_write_tokens, output_tokens, reasoning_tokens, cost_usd,
     written_by_lease)
-SELECT c.id, :at_seq::bigint + 1, 'model_response', 'cancelled', '[]', '', a.provider, a.provider, a.model,
+SELECT :fork::uuid, :at_seq::bigint + 1, 'model_response', 'cancelled', '[]', '', a.provider, a.provider, a.model,
     'aborted', 0, 0, 0, 0, 0, 0, c.id
 FROM conversations c JOIN assistants a ON a.id = c.assistant_id AND a.version = c.assistant_version
 WHERE c.id = :fork
@@ -74,7 +74,7 @@ _COPIES: Final = (
     _copy(epochs, "number <= :epoch"),
     _copy(
         segments,
-        "EXISTS (SELECT FROM epochs e WHERE e.conversation_id = segments.conversation_id AND e.number <= :epoch"
+        "EXISTS (SELECT FROM epochs e WHERE e.conversation_id = :conversation AND e.number <= :epoch"
         " AND e.generation = segments.generation AND e.segment_count > segments.position)",
     ),
 )

@@ -20,7 +20,7 @@ from server.conversation.errors import CursorInvalid
 from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
 from server.inspection.conversation_list import InspectedConversation, InspectedState, InspectionFilter, InspectionPage
 from server.postgres.codec import decode_cursor, decode_text, encode_cursor
-from server.postgres.engine import Statement, StorePart
+from server.postgres.engine import ReportPart, Statement
 from server.postgres.inspection.search_index import FLAGS, facts_from, label, tenant_label, tenant_word
 from server.postgres.paging import bounded
 from server.postgres.rows import Row, text_or_none
@@ -151,7 +151,7 @@ class _Position:
         return encode_cursor(f"{micros}:{self.before.hex}")
 
 
-class ConversationReader(StorePart):
+class ConversationReader(ReportPart):
     """Lists conversations; see `server.inspection.port.Inspector`."""
 
     async def find_tenant(self, conversation_id: str) -> str | None:
@@ -176,7 +176,7 @@ class ConversationReader(StorePart):
         ids = await self._find_candidates(values, is_rare=is_rare)
         if ids is None:
             return await self._scan(values, _window_of(values, filters), limit, estimate)
-        rows = await self._database.run(_AMONG, ids=ids, **_only(_AMONG, values))
+        rows = await self._reports.run(_AMONG, ids=ids, **_only(_AMONG, values))
         return InspectionPage(
             items=_page_of(rows, limit),
             next_cursor=_cursor_of(rows, limit),
@@ -186,7 +186,7 @@ class ConversationReader(StorePart):
 
     async def _scan(self, values: dict[str, Any], window: int, limit: int, estimated_count: int) -> InspectionPage:
         statement = _SCAN_ALL if values["tenant"] is None else _SCAN_ONE
-        rows = await self._database.run(statement, window=window, **_only(statement, values))
+        rows = await self._reports.run(statement, window=window, **_only(statement, values))
         edge = rows[0]
         found = [row for row in rows if row["conversation_id"] is not None]
         next_cursor, searched_until = _cursor_of(found, limit), None
@@ -205,21 +205,21 @@ class ConversationReader(StorePart):
         """Return a superset of the matching conversations, or None if no index has few enough."""
         words, phrase = values["words"], values["phrase"]
         if (words or phrase) and await self._are_words_rare(words, phrase, values["tenant_word"]):
-            row = (await self._database.run(_WITH_WORDS, cap=CAP, **_only(_WITH_WORDS, values)))[0]
+            row = (await self._reports.run(_WITH_WORDS, cap=CAP, **_only(_WITH_WORDS, values)))[0]
             if not row["is_capped"]:
                 ids: list[UUID] = row["ids"]
                 return ids
         # Texts are searched by the scan only.
         if not is_rare or words or phrase:
             return None
-        rows = await self._database.run(_WITH_LABELS, labels=values["labels"], cap=CAP)
+        rows = await self._reports.run(_WITH_LABELS, labels=values["labels"], cap=CAP)
         return None if len(rows) > CAP else [row["conversation_id"] for row in rows]
 
     async def _estimate_count(self, labels: list[str]) -> int:
         """Return the planner's estimate of the number of conversations, without reading rows."""
         if labels:
-            return _planned_rows(await self._database.run(_ESTIMATE_LABELS, labels=labels))
-        return _planned_rows(await self._database.run(_ESTIMATE_ALL))
+            return _planned_rows(await self._reports.run(_ESTIMATE_LABELS, labels=labels))
+        return _planned_rows(await self._reports.run(_ESTIMATE_ALL))
 
     async def _are_words_rare(self, words: str, phrase: str, tenant_word: str | None) -> bool:
         """Whether the planner expects few enough entries for the words to read them from the index."""
@@ -233,7 +233,7 @@ class ConversationReader(StorePart):
 
     async def _estimate_texts(self, words: str, phrase: str, tenant_word: str | None) -> int:
         return _planned_rows(
-            await self._database.run(_ESTIMATE_WORDS, words=words, phrase=phrase, tenant_word=tenant_word)
+            await self._reports.run(_ESTIMATE_WORDS, words=words, phrase=phrase, tenant_word=tenant_word)
         )
 
 

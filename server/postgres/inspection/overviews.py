@@ -132,15 +132,15 @@ class OverviewReader(ConversationReader):
         }
         period: dict[str, Any] = {"since": since, "until": until}
         step = choose_step(since, until)
-        rows = await self._database.run(
+        rows = await self._reports.run(
             _CELLS[by], step=step.value, keys=KEY_LIMIT, cell_keys=CELL_KEY_LIMIT, **scope, **period
         )
         names = await self._load_names(rows) if by is OverviewBy.ASSISTANT else {}
         cells = [_cell_from(row, by, names) for row in rows]
-        expensive = await self._database.run(_MOST_EXPENSIVE, limit=TOP_LIMIT, **scope, **period)
-        slowest = await self._database.run(_SLOWEST, limit=TOP_LIMIT, **scope, **period)
-        errors = await self._database.run(_ERRORS, limit=ERROR_LIMIT, **scope, **period)
-        stuck = await self._database.run(_STUCK, limit=ALARM_LIMIT, **scope)
+        expensive = await self._reports.run(_MOST_EXPENSIVE, limit=TOP_LIMIT, **scope, **period)
+        slowest = await self._reports.run(_SLOWEST, limit=TOP_LIMIT, **scope, **period)
+        errors = await self._reports.run(_ERRORS, limit=ERROR_LIMIT, **scope, **period)
+        stuck = await self._reports.run(_STUCK, limit=ALARM_LIMIT, **scope)
         return Overview(
             step=step,
             total=cells[0],
@@ -162,7 +162,7 @@ class OverviewReader(ConversationReader):
 
     async def _load_names(self, rows: Sequence[Row]) -> dict[str, str]:
         ids = list({row["key"] for row in rows if row["key"] is not None})
-        found = await self._database.run(_NAMES, ids=ids)
+        found = await self._reports.run(_NAMES, ids=ids)
         return {row["id"]: decode_text(row["name"]) for row in found}
 
 

@@ -12,7 +12,7 @@ import asyncpg
 from server.conversation.identifiers import ASSISTANT, CONVERSATION, TENANT, decode_id, encode_id
 from server.inspection.usage_report import ROW_LIMIT, TOTAL, UsageBy, UsageReport, UsageRow
 from server.postgres.codec import decode_text
-from server.postgres.engine import Statement, StorePart
+from server.postgres.engine import ReportPart, Statement
 from server.postgres.rows import usage_from
 
 _REPORT_SQL: Final = """
@@ -56,14 +56,14 @@ _STATEMENTS: Final = {
 }
 
 
-class UsageReader(StorePart):
+class UsageReader(ReportPart):
     """Reports usage; see `server.inspection.port.Inspector`."""
 
     async def report_usage(
         self, tenant_id: str | None, by: UsageBy, *, since: datetime, until: datetime, limit: int = 100
     ) -> UsageReport:
         shown = max(1, min(limit, ROW_LIMIT))
-        total, *rows = await self._database.run(
+        total, *rows = await self._reports.run(
             _STATEMENTS[by],
             everybody=tenant_id is None,
             tenant=None if tenant_id is None else decode_id(TENANT, tenant_id),

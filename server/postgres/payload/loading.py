@@ -50,17 +50,17 @@ SELECT c.*,
     %exchange_count% AS counted_exchanges,
     ARRAY(
         SELECT started_at FROM calls
-        WHERE conversation_id = c.id AND turn_seq > 0 AND turn_seq < %trigger%
+        WHERE conversation_id = :conversation AND turn_seq > 0 AND turn_seq < %trigger%
         ORDER BY turn_seq DESC, attempt DESC
         LIMIT 8
     ) AS recent_call_times
 FROM conversations c
-LEFT JOIN epochs e ON e.conversation_id = c.id AND e.number = %epoch%
+LEFT JOIN epochs e ON e.conversation_id = :conversation AND e.number = %epoch%
 JOIN assistants a ON a.id = c.assistant_id AND a.version = %version%
 LEFT JOIN LATERAL (
     SELECT array_agg(text ORDER BY position) AS texts
     FROM segments
-    WHERE conversation_id = c.id AND generation = e.generation AND position < e.segment_count
+    WHERE conversation_id = :conversation AND generation = e.generation AND position < e.segment_count
         AND e.static_hash <> ALL(:held_hashes)
 ) s ON true
 CROSS JOIN LATERAL (
@@ -95,12 +95,12 @@ CROSS JOIN LATERAL (
             SELECT CASE WHEN layer_order = 'append_only' THEN nullif(dynamic, '') END AS dynamic,
                 caching #>> '{clock,input}' AS input_time,
                 (SELECT prefix_hash FROM epochs
-                 WHERE conversation_id = calls.conversation_id AND number = calls.epoch) AS prefix_hash
+                 WHERE conversation_id = :conversation AND number = calls.epoch) AS prefix_hash
             FROM calls
-            WHERE conversation_id = t.conversation_id AND turn_seq = t.seq AND attempt = t.attempt
+            WHERE conversation_id = :conversation AND turn_seq = t.seq AND attempt = t.attempt
             LIMIT 1
         ) k ON true
-        WHERE t.conversation_id = c.id AND t.seq >= greatest(%first%, :cached_seq::bigint) AND t.seq <= %last%
+        WHERE t.conversation_id = :conversation AND t.seq >= greatest(%first%, :cached_seq::bigint) AND t.seq <= %last%
         ORDER BY t.seq
     ) AS turn
 ) b
@@ -110,8 +110,8 @@ CROSS JOIN LATERAL (
         array_agg(blob.data) AS blob_data
     FROM (
         SELECT DISTINCT sha256 FROM blob_references
-        WHERE conversation_id = c.id AND seq >= %first% AND seq <= %last% AND sha256 <> ALL(:cached_blobs::bytea[])
-            AND %blobs%
+        WHERE conversation_id = :conversation AND seq >= %first% AND seq <= %last%
+            AND sha256 <> ALL(:cached_blobs::bytea[]) AND %blobs%
     ) AS shown
     CROSS JOIN LATERAL (
         SELECT media_type, data FROM blobs WHERE tenant_id = c.tenant_id AND sha256 = shown.sha256 LIMIT 1
@@ -128,10 +128,10 @@ LEFT JOIN LATERAL (
         coalesce(reasoning_tokens, 0) AS reasoning_tokens, epoch AS previous_epoch,
         jsonb_path_query_first(warnings, '$[*] ? (@.kind == "container")') AS previous_container,
         (SELECT prefix_hash FROM epochs
-         WHERE conversation_id = calls.conversation_id AND number = calls.epoch) AS previous_prefix_hash
+         WHERE conversation_id = :conversation AND number = calls.epoch) AS previous_prefix_hash
     FROM calls
     -- Summaries have negative numbers and no successor. Calls without a hash were recorded without their request.
-    WHERE conversation_id = c.id AND turn_seq > 0 AND turn_seq < %trigger% AND request_hash <> ''
+    WHERE conversation_id = :conversation AND turn_seq > 0 AND turn_seq < %trigger% AND request_hash <> ''
     ORDER BY turn_seq DESC, attempt DESC
     LIMIT 1
 ) p ON true
@@ -139,7 +139,7 @@ LEFT JOIN LATERAL (
     SELECT k.id AS cache_id, k.provider AS cache_provider, k.account AS cache_account, k.model AS cache_model,
         k.prefix_hash AS cache_prefix_hash, k.name AS cache_name, k.token_count AS cache_token_count,
         k.expires_at AS cache_expires_at
-    FROM (SELECT cache_id FROM provider_cache_uses WHERE conversation_id = c.id LIMIT 1) AS used
+    FROM (SELECT cache_id FROM provider_cache_uses WHERE conversation_id = :conversation LIMIT 1) AS used
     CROSS JOIN LATERAL (SELECT * FROM provider_caches WHERE id = used.cache_id AND removing_at IS NULL LIMIT 1) AS k
 ) x ON true
 WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
@@ -151,7 +151,7 @@ def _source_statement(*, blobs: str = "true", **places: str) -> Statement:
     for place, expression in {
         "blobs": blobs,
         "args": "NULL::json",
-        "exchange_count": exchange_count_sql("c"),
+        "exchange_count": exchange_count_sql("c.exchange_count"),
         **places,
     }.items():
         sql = sql.replace(f"%{place}%", expression)
@@ -162,7 +162,7 @@ _LOAD: Final = _source_statement(
     epoch="c.epoch",
     # The newest input decides. A tool loop keeps the version of its epoch, even if the conversation was edited.
     version="""CASE WHEN (
-        SELECT kind FROM turns WHERE conversation_id = c.id AND seq = c.next_seq - 2
+        SELECT kind FROM turns WHERE conversation_id = :conversation AND seq = c.next_seq - 2
     ) = 'tool_response' THEN coalesce(e.assistant_version, c.assistant_version) ELSE c.assistant_version END""",
     first="c.buffer_start_seq",
     last="c.next_seq",
@@ -176,7 +176,7 @@ _LOAD_PAST: Final = _source_statement(
     trigger=":trigger_seq::bigint",
     args="e.args",
     exchange_count="""(
-        SELECT count(*) FROM turns WHERE conversation_id = c.id AND kind = 'user_task' AND seq <= :trigger_seq
+        SELECT count(*) FROM turns WHERE conversation_id = :conversation AND kind = 'user_task' AND seq <= :trigger_seq
     )""",
 )
 _LOAD_HISTORY: Final = _source_statement(
@@ -205,7 +205,7 @@ SELECT k.turn_seq, k.attempt, k.provider, k.model, k.account, k.epoch, k.started
     k.caching, k.response_id,
     NULL::bytea AS raw_response
 FROM conversations c
-LEFT JOIN calls k ON k.conversation_id = c.id AND k.turn_seq = :turn_seq AND k.attempt = :attempt
+LEFT JOIN calls k ON k.conversation_id = :conversation AND k.turn_seq = :turn_seq AND k.attempt = :attempt
 WHERE c.id = :conversation AND (c.tenant_id = :tenant) IS TRUE
 """)
 _RAW_OF_ATTEMPTS: Final = Statement(

@@ -43,7 +43,7 @@ _PRIOR_SQL: Final = """
     WHERE conversation_id = :conversation AND idempotency_key = :key::text
     UNION ALL
     SELECT t.seq, t.body_hash
-    FROM conversations c JOIN turns t ON t.conversation_id = c.id AND t.seq = c.next_seq - 2
+    FROM conversations c JOIN turns t ON t.conversation_id = :conversation AND t.seq = c.next_seq - 2
     WHERE c.id = :conversation AND :key::text IS NULL AND :announces_retry AND t.body_hash = :body_hash::bytea
 """
 
@@ -69,7 +69,8 @@ taken AS (
         lease_expires_at = now() + :lease_seconds::float8 * interval '1 second',
         lease_turn_seq = next_seq + 1,
         cancel_requested_at = NULL,
-        exchange_count = {exchange_count_sql("conversations")} + CASE WHEN :is_response THEN 0 ELSE 1 END,
+        exchange_count = {exchange_count_sql("conversations.exchange_count")}
+            + CASE WHEN :is_response THEN 0 ELSE 1 END,
         updated_at = now()
     WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE
         AND lease_token IS NULL
@@ -85,8 +86,8 @@ taken AS (
 inserted AS (
     INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, language, args,
         idempotency_key, body_hash, written_by_lease)
-    SELECT id, next_seq - 2, :kind, 'complete', :blocks::jsonb, :native, 'strata', :language, :args::json,
-        :key::text, :body_hash::bytea, :token
+    SELECT :conversation::uuid, next_seq - 2, :kind, 'complete', :blocks::jsonb, :native, 'strata', :language,
+        :args::json, :key::text, :body_hash::bytea, :token
     FROM taken
 ),
 called AS (
@@ -113,7 +114,7 @@ stored AS (
 ),
 referred AS (
     INSERT INTO blob_references (conversation_id, seq, sha256, tenant_id)
-    SELECT id, next_seq - 2, sha256, tenant_id FROM pieces
+    SELECT :conversation::uuid, next_seq - 2, sha256, tenant_id FROM pieces
 )"""
 
 _ACCEPT: Final = Statement(_ACCEPT_SQL.replace("%blobs%", ""))

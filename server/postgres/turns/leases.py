@@ -1,4 +1,5 @@
-"""Leases, as seen by components other than the turn that holds them: cancelled, found expired, taken over, released.
+"""Leases, as seen by components other than the turn that holds them: watched, cancelled, found expired, taken over,
+released.
 
 The statements that a running turn makes with its lease are in `running`.
 """
@@ -28,13 +29,19 @@ WITH seen AS (
 ),
 marked AS (
     UPDATE conversations SET cancel_requested_at = coalesce(cancel_requested_at, now())
-    WHERE id = (SELECT id FROM seen) AND lease_token IS NOT NULL
+    WHERE id = :conversation AND EXISTS (SELECT FROM seen) AND lease_token IS NOT NULL
         AND (:turn_seq::bigint IS NULL OR lease_turn_seq = :turn_seq)
     RETURNING id, lease_turn_seq
 )
 SELECT marked.lease_turn_seq, (SELECT {notify_sql(Notification.CANCELLING, "marked.id")} WHERE marked.id IS NOT NULL)
 FROM seen LEFT JOIN marked ON true
 """)  # noqa: S608  reason: constants of this module only
+# Does not write the row again while an earlier request is valid for longer, such as one of another process.
+_REQUEST_GROWTH: Final = Statement("""
+UPDATE conversations SET listened_until = now() + :seconds::float8 * interval '1 second'
+WHERE id = :conversation AND (tenant_id = :tenant) IS TRUE AND lease_turn_seq = :turn_seq::bigint
+    AND (listened_until > now() + :seconds::float8 * interval '1 second') IS NOT TRUE
+""")
 _EXPIRED: Final = select(_c.tenant_id, _c.id, _c.lease_token, _c.lease_owner, _c.lease_turn_seq).where(
     _c.lease_token.is_not(None), _c.lease_expires_at < func.now()
 )
@@ -57,7 +64,7 @@ _SURRENDER: Final = Statement(
 
 
 class LeaseStore(StorePart):
-    """Requests cancellations, and lists, takes over and expires leases."""
+    """Requests cancellations and notifications, and lists, takes over and expires leases."""
 
     async def request_cancel(self, tenant_id: str, conversation_id: str, *, turn_seq: int | None = None) -> int:
         rows = await self._database.run(
@@ -72,6 +79,17 @@ class LeaseStore(StorePart):
         if running is None:
             raise TurnNotRunning
         return running
+
+    async def request_growth_notifications(
+        self, tenant_id: str, conversation_id: str, turn_seq: int, *, seconds: float
+    ) -> None:
+        await self._database.run(
+            _REQUEST_GROWTH,
+            conversation=decode_id(CONVERSATION, conversation_id),
+            tenant=decode_id(TENANT, tenant_id),
+            turn_seq=in_range(turn_seq),
+            seconds=seconds,
+        )
 
     async def list_expired_leases(
         self, *, conversation_id: str | None = None, limit: int = 100

@@ -27,7 +27,7 @@ lapsed AS (
 ),
 drawn AS (
     INSERT INTO waiting_turns (conversation_id, ticket, expires_at)
-    SELECT id, nextval('waiting_tickets') * CASE WHEN :first THEN -1 ELSE 1 END,
+    SELECT :conversation::uuid, nextval('waiting_tickets') * CASE WHEN :first THEN -1 ELSE 1 END,
         now() + :seconds::float8 * interval '1 second'
     FROM locked
     WHERE :first OR :limit::bigint > (

@@ -27,7 +27,7 @@ _READABLE: Final = [column for column in turns.c if column.name not in {"native"
 
 def _of_conversation(table: Any, columns: Any, *conditions: Any) -> Any:
     """Select the rows of a table that belong to the conversation, or one row of NULLs if it exists and has none."""
-    joined = conversations.outerjoin(table, (table.c.conversation_id == conversations.c.id) & _all(conditions))
+    joined = conversations.outerjoin(table, (table.c.conversation_id == bindparam("conversation")) & _all(conditions))
     return select(*columns).select_from(joined).where(*_THIS)
 
 

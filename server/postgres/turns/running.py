@@ -28,10 +28,10 @@ WITH held AS (
 
 _START_COLUMNS: Final = """conversation_id, turn_seq, attempt, provider, model, account, epoch, started_at, manifest,
         dynamic, request_hash, cache_expected_tokens, repairs, template_failures, warnings, layer_order, caching"""
-_START_VALUES: Final = """id, :turn_seq::bigint, :attempt::smallint, :provider::text, :model::text, :account::text,
-        :epoch::int, :started_at::timestamptz, :manifest::jsonb, :dynamic::bytea, :request_hash::bytea,
-        :cache_expected_tokens::bigint, :repairs::jsonb, :template_failures::jsonb, :warnings::jsonb,
-        :layer_order::text, :caching::jsonb"""
+_START_VALUES: Final = """:conversation::uuid, :turn_seq::bigint, :attempt::smallint, :provider::text, :model::text,
+        :account::text, :epoch::int, :started_at::timestamptz, :manifest::jsonb, :dynamic::bytea,
+        :request_hash::bytea, :cache_expected_tokens::bigint, :repairs::jsonb, :template_failures::jsonb,
+        :warnings::jsonb, :layer_order::text, :caching::jsonb"""
 _END_COLUMNS: Final = """first_byte_at, ended_at, status, headers, error_code, fresh_input_tokens, cache_read_tokens,
         cache_write_tokens, output_tokens, reasoning_tokens, usage_reported, cost_usd, cache_miss_reason,
         raw_response, raw_length, response_id"""
@@ -94,20 +94,26 @@ recorded AS ({_ENDED_CALL_SQL}{_SAME_CALL_SQL}
 SELECT EXISTS (SELECT FROM recorded) AS is_recorded FROM held
 """)  # noqa: S608  reason: constants of this module only
 
+# Growth is announced only while another process reads the turn: Postgres holds a database-wide lock while a transaction
+# with a notification commits. The row's lock orders this statement and the request for notifications, so either this
+# statement reads the request, or the reader's next statement reads these chunks.
 _APPEND_CHUNKS: Final = Statement(f"""
 WITH held AS (
     UPDATE conversations SET lease_expires_at = now() + :lease_seconds::float8 * interval '1 second'
     WHERE id = :conversation AND lease_token = :token
-    RETURNING id, cancel_requested_at IS NOT NULL AS cancelling
+    RETURNING id, cancel_requested_at IS NOT NULL AS cancelling, listened_until > now() AS listened
 ),
 written AS (
     INSERT INTO call_chunks (conversation_id, turn_seq, attempt, byte_offset, data)
-    SELECT held.id, :turn_seq, piece.*
+    SELECT :conversation::uuid, :turn_seq, piece.*
     FROM held, unnest(:attempts::smallint[], :offsets::bigint[], :pieces::bytea[]) AS piece
     ON CONFLICT DO NOTHING
     RETURNING conversation_id
 )
-SELECT held.cancelling, (SELECT {notify_sql(Notification.GROWN, "conversation_id")} FROM written LIMIT 1) FROM held
+SELECT held.cancelling, (
+    SELECT {notify_sql(Notification.GROWN, "conversation_id")} FROM written WHERE held.listened LIMIT 1
+)
+FROM held
 """)  # noqa: S608  reason: constants of this module only
 
 _FINISH_SQL: Final = f"""
@@ -125,10 +131,11 @@ answered AS (
     INSERT INTO turns (conversation_id, seq, kind, state, blocks, native, dialect, provider, model, model_version,
         account, attempt, stop_reason, error_code, ending, fresh_input_tokens, cache_read_tokens, cache_write_tokens,
         output_tokens, reasoning_tokens, cost_usd, written_by_lease, revision)
-    SELECT id, :turn_seq, 'model_response', :state, :blocks::jsonb, :native, :dialect, :answered_by::text,
-        :answered_model::text, :answered_version::text, :answered_account::text, %attempt%, :stop_reason, :error_code,
-        :ending::jsonb, :fresh_input_tokens::bigint, :cache_read_tokens::bigint, :cache_write_tokens::bigint,
-        :output_tokens::bigint, :reasoning_tokens::bigint, :cost_usd::numeric, :token, revision
+    SELECT :conversation::uuid, :turn_seq, 'model_response', :state, :blocks::jsonb, :native, :dialect,
+        :answered_by::text, :answered_model::text, :answered_version::text, :answered_account::text, %attempt%,
+        :stop_reason, :error_code, :ending::jsonb, :fresh_input_tokens::bigint, :cache_read_tokens::bigint,
+        :cache_write_tokens::bigint, :output_tokens::bigint, :reasoning_tokens::bigint, :cost_usd::numeric, :token,
+        revision
     FROM held
     RETURNING conversation_id, revision, created_at
 ),%ended%

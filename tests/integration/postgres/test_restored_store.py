@@ -255,6 +255,20 @@ async def test_the_dump_contains_what_its_list_states(restored: DatabaseOptions,
     assert [encode_id(CONVERSATION, row["id"]) for row in rows] == every_conversation(contents)
 
 
+async def test_a_store_that_was_migrated_and_partitioned_is_verified_as_well(
+    migrated: DatabaseOptions, contents: Mapping[str, Any], tmp_path: Path
+) -> None:
+    assert "Partitioned: turns, calls, call_chunks." in run(migrated, tmp_path, "migrate", "partition", "--count", "4")
+    assert "partitioned already" in run(migrated, tmp_path, "migrate", "partition")
+    assert "no copy to remove" in run(migrated, tmp_path, "migrate", "partition", "--abandon")
+    assert await find_drift(migrated) == []
+    counts = verify(migrated, tmp_path)
+    assert counts["mismatch_count"] == 0
+    assert {name: counts[name] for name in contents["verified"]} == contents["verified"]
+    for table in ("turns", "calls"):
+        assert await count_rows(migrated, table) == contents["rows"][table], table
+
+
 async def test_a_migrated_store_is_verified_to_the_last_call(
     restored: DatabaseOptions, contents: Mapping[str, Any], tmp_path: Path
 ) -> None:

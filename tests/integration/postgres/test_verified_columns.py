@@ -45,6 +45,7 @@ _EXCUSED: dict[str, dict[str, str]] = {
         "lease_expires_at": _LEASE,
         "lease_turn_seq": _LEASE,
         "cancel_requested_at": _LEASE,
+        "listened_until": _LEASE,
         "created_at": _FOR_PEOPLE,
         "updated_at": _FOR_PEOPLE,
     },

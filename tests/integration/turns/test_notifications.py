@@ -1,6 +1,7 @@
 """Notifications between processes over real LISTEN and NOTIFY, also when the connection is lost."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,16 +11,21 @@ from uuid import uuid4
 
 import pytest
 
+from server.app.providers import FOLDS
 from server.conversation.api_key import Tenant
 from server.conversation.call import Chunk
+from server.conversation.conversation import Lease
 from server.conversation.errors import LeaseLost
-from server.conversation.identifiers import CONVERSATION, new_id
+from server.conversation.event import TextDelta
+from server.conversation.identifiers import CONVERSATION, TENANT, decode_id, new_id
 from server.conversation.notifications import Notification, Notifications
 from server.postgres.connections import DatabaseOptions
 from server.postgres.engine import Database
 from server.postgres.notifications import CONVERSATION_CHANNEL, ListenerTimes, PostgresNotifications
 from server.postgres.store import PostgresStore
-from tests.support.builders import LEASE_SECONDS, accept, answer, create_conversation, token, user_input
+from server.turns import stored
+from server.turns.stored import StoredHandle, TurnLibrary
+from tests.support.builders import LEASE_SECONDS, accept, answer, call_start, create_conversation, token, user_input
 from tests.support.wire_proxy import WireProxy, open_proxy
 
 QUICK = ListenerTimes(first_pause_seconds=0.01, max_pause_seconds=0.05, probe_seconds=0.05, silence_seconds=2)
@@ -65,6 +71,11 @@ async def announce(database: Database, payload: str) -> None:
         await connection.execute("SELECT pg_notify($1, $2)", CONVERSATION_CHANNEL, payload)
 
 
+def gemini_frame(text: str) -> bytes:
+    chunk = {"candidates": [{"content": {"parts": [{"text": text}], "role": "model"}, "index": 0}]}
+    return b"data: " + json.dumps(chunk).encode() + b"\r\n\r\n"
+
+
 async def count_sessions(database: Database, application_name: str) -> int:
     async with database.connection() as connection:
         count: int = await connection.fetchval(
@@ -106,6 +117,7 @@ class TestTheStoreAnnounces:
             listener.watch(conversation.id, *Notification) as anything,
         ):
             chunk = Chunk(attempt=1, offset=0, data=b"abc")
+            await store.request_growth_notifications(tenant.id, conversation.id, 2, seconds=LEASE_SECONDS)
             await store.append_chunks(accepted.lease, [chunk], lease_seconds=LEASE_SECONDS)
             assert await grown.wait(LONG)
             await store.request_cancel(tenant.id, conversation.id)
@@ -141,6 +153,7 @@ class TestTheStoreAnnounces:
         conversation = await create_conversation(store, tenant.id)
         accepted = await accept(store, tenant.id, user_input(conversation.id))
         chunk = Chunk(attempt=1, offset=0, data=b"abc")
+        await store.request_growth_notifications(tenant.id, conversation.id, 2, seconds=LEASE_SECONDS)
         await store.append_chunks(accepted.lease, [chunk], lease_seconds=LEASE_SECONDS)
         stranger = replace(accepted.lease, token=token())
         with (
@@ -164,6 +177,111 @@ class TestTheStoreAnnounces:
             await store.request_cancel(tenant.id, conversation.id)
             assert await cancelling.wait(LONG)
             assert not await watch.wait(0)
+
+
+class TestGrowth:
+    """Growth is announced to readers in other processes that have requested it, and to nobody else."""
+
+    async def _announced(
+        self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant, lease: Lease, offset: int
+    ) -> bool:
+        """Return whether appending a chunk is announced."""
+        with (
+            listener.watch(lease.conversation_id, Notification.GROWN) as grown,
+            listener.watch(lease.conversation_id, Notification.CANCELLING) as cancelling,
+        ):
+            await store.append_chunks(lease, [Chunk(attempt=1, offset=offset, data=b"a")], lease_seconds=LEASE_SECONDS)
+            # Announcements arrive in the order of the commits.
+            await store.request_cancel(tenant.id, lease.conversation_id)
+            assert await cancelling.wait(LONG)
+            return await grown.wait(0)
+
+    async def test_is_announced_only_while_it_is_requested(
+        self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        lease = (await accept(store, tenant.id, user_input(conversation.id))).lease
+        assert not await self._announced(listener, store, tenant, lease, 0)
+        await store.request_growth_notifications(tenant.id, conversation.id, 2, seconds=-1)
+        assert not await self._announced(listener, store, tenant, lease, 1)
+        await store.request_growth_notifications(tenant.id, conversation.id, 2, seconds=60)
+        assert await self._announced(listener, store, tenant, lease, 2)
+        # A shorter request does not end a longer one.
+        await store.request_growth_notifications(tenant.id, conversation.id, 2, seconds=-1)
+        assert await self._announced(listener, store, tenant, lease, 3)
+
+    async def test_can_be_requested_only_for_a_running_turn_of_the_tenant(
+        self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        lease = (await accept(store, tenant.id, user_input(conversation.id))).lease
+        for tenant_id, seq in ((new_id(TENANT), 2), (tenant.id, 1), (tenant.id, 4)):
+            await store.request_growth_notifications(tenant_id, conversation.id, seq, seconds=60)
+        await store.request_growth_notifications(tenant.id, "not an id", 2, seconds=60)
+        assert not await self._announced(listener, store, tenant, lease, 0)
+
+    async def test_that_commits_while_it_is_requested_is_read_afterwards(
+        self, database: Database, store: PostgresStore, tenant: Tenant
+    ) -> None:
+        conversation = await create_conversation(store, tenant.id)
+        lease = (await accept(store, tenant.id, user_input(conversation.id))).lease
+        chunk = Chunk(attempt=1, offset=0, data=b"abc")
+        async with database.connection() as connection:
+            changes = connection.transaction()
+            await changes.start()
+            await connection.execute(
+                "UPDATE conversations SET lease_expires_at = lease_expires_at WHERE lease_token = $1", lease.token
+            )
+            await connection.execute(
+                "INSERT INTO call_chunks SELECT id, 2, 1, 0, 'abc' FROM conversations WHERE lease_token = $1",
+                lease.token,
+            )
+            requesting = asyncio.create_task(
+                store.request_growth_notifications(tenant.id, conversation.id, 2, seconds=60)
+            )
+            done, _ = await asyncio.wait({requesting}, timeout=0.2)
+            assert not done
+            assert await store.list_chunks(tenant.id, conversation.id, 2, attempt=1) == []
+            await changes.commit()
+        await requesting
+        assert await store.list_chunks(tenant.id, conversation.id, 2, attempt=1) == [chunk]
+
+    async def test_wakes_a_reader_of_another_process_at_once(
+        self,
+        listener: PostgresNotifications,
+        store: PostgresStore,
+        tenant: Tenant,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        # The reader does not poll: only a notification wakes it.
+        monkeypatch.setattr(stored, "_LOOK_SECONDS", 3600.0)
+        conversation = await create_conversation(store, tenant.id)
+        lease = (await accept(store, tenant.id, user_input(conversation.id))).lease
+        await store.begin_call(lease, call_start(provider="gemini"))
+        library = TurnLibrary(store=store, notifications=listener, folds=FOLDS)
+        reader = StoredHandle(library=library, tenant_id=tenant.id, conversation_id=conversation.id, seq=2).read()
+        [(number, _)] = await reader.next(LONG) or ()
+        assert number == 1
+        offset = 0
+        for word in ("One", "Two", "Three"):
+            waiting = asyncio.create_task(reader.next(LONG))
+            if offset == 0:
+                # Until the reader has looked, so that it has to be woken.
+                await eventually(partial(self._is_requested, store, conversation.id))
+            data = gemini_frame(word)
+            await store.append_chunks(lease, [Chunk(attempt=1, offset=offset, data=data)], lease_seconds=LEASE_SECONDS)
+            offset += len(data)
+            events = await waiting or ()
+            assert [event.text for _, event in events if isinstance(event, TextDelta)] == [word]
+        reader.close()
+
+    async def _is_requested(self, store: PostgresStore, conversation_id: str) -> bool:
+        async with store._database.connection() as connection:  # noqa: SLF001  reason: no method returns the column
+            found: bool = await connection.fetchval(
+                "SELECT listened_until > now() FROM conversations WHERE id = $1",
+                decode_id(CONVERSATION, conversation_id),
+            )
+        return found
 
 
 class TestAWatch:

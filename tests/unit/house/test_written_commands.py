@@ -9,7 +9,7 @@ from server.app.settings import ClientSettings, Settings
 from server.cli import main
 from tests.unit.house.repository import ROOT, Call, calls_in, fault_of, read, settings_in, words_of, written_files
 
-READ_BY_THE_TESTS = {"STRATA_TEST_DATABASE_URL"}
+READ_BY_THE_TESTS = {"STRATA_TEST_DATABASE_URL", "STRATA_TEST_CITUS_URL"}
 DOCUMENTS = [path for path in written_files() if path.endswith(".md")]
 
 
