@@ -16,5 +16,5 @@ Other rooms use these modules:
 - `arguments`, `renderer`, `transcript`: prompt arguments, the renderer port, and turns as text
 - `settings`: an assistant's settings
 - `dynamic_clock`: the times in the dynamic layer of the layered order
-- `shared_caches`: static texts and images that a process keeps in memory
+- `shared_caches`: what a process keeps of its recent conversations: static texts, images, rendered turns
 """

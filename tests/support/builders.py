@@ -127,7 +127,10 @@ def call_start(**changes: Any) -> CallStart:
         "account": "acct-1",
         "epoch": 1,
         "started_at": datetime.now(UTC),
-        "manifest": ({"layer": "static", "hash": "ab", "length": 10}, {"layer": "trigger", "hash": "cd", "length": 5}),
+        "manifest": (
+            {"layer": "static", "kind": "static", "role": "system", "hash": "ab", "length": 10},
+            {"layer": "trigger", "kind": "message", "role": "user", "hash": "cd", "length": 5},
+        ),
         "request_hash": hashlib.sha256(b"request").digest(),
         "dynamic": b'{"todos":[]}',
         "caching": {"cache_seconds": 300, "previous_response_id": "resp_0"},
