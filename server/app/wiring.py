@@ -258,7 +258,7 @@ async def open_program(
             "recovery": TurnRecovery(tools).watch,
             "job watch": program.job_watch.run,
             "index watch": program.index_watch.run,
-            "cache keeper": cache_maintainer.watch,
+            "cache maintainer": cache_maintainer.watch,
         }
         for name, watch in watches.items():
             stack.push_async_callback(_end, asyncio.create_task(watch(), name=name))

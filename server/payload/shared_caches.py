@@ -17,7 +17,7 @@ from server.payload.messages import SealedHistory
 _MEBIBYTE = 1024 * 1024
 _COMPARED_BYTES = 4096
 _TURN_BYTES = 2_500
-"""What a turn takes besides its content, which is kept as the turn, as its message, and as a part of all messages."""
+"""What a turn and its message take besides their content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +83,16 @@ class CachedHistory:
     provider: str
     """The provider of the assistant: turns of other providers were loaded with their blocks."""
     sealed: SealedHistory
-    size: int
-    """Bytes, approximately."""
+    turn_bytes: int
+    """The size of the turns, approximately."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, approximately. Messages contain images, which turns only refer to; most are kept twice, by themselves
+        and joined.
+        """
+        recent = self.sealed.messages[self.sealed.joined_count :]
+        return self.turn_bytes + 2 * len(self.sealed.joined) + sum(len(message.data) for message in recent)
 
 
 class HistoryCache:
@@ -99,12 +107,14 @@ class HistoryCache:
     def put(self, conversation_id: str, turns: tuple[BufferedTurn, ...], provider: str, sealed: SealedHistory) -> None:
         """Cache these instead of the conversation's previous ones."""
         known = self._histories.get(conversation_id)
-        size = 0
+        turn_bytes = 0
         new = turns
         if known is not None and known.turns[0] is turns[0]:
-            size, new = known.size, turns[len(known.turns) :]
-        size += sum(_TURN_BYTES + 3 * len(turn.native.data) for turn in new)
-        self._histories.put(conversation_id, CachedHistory(turns=turns, provider=provider, sealed=sealed, size=size))
+            turn_bytes, new = known.turn_bytes, turns[len(known.turns) :]
+        turn_bytes += sum(_TURN_BYTES + len(turn.native.data) for turn in new)
+        self._histories.put(
+            conversation_id, CachedHistory(turns=turns, provider=provider, sealed=sealed, turn_bytes=turn_bytes)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

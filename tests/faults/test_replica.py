@@ -134,7 +134,7 @@ async def test_a_replica_that_was_lost_is_left_alone_for_a_while(pair: Pair) -> 
 
 
 async def test_what_was_just_written_is_read_from_the_primary(pair: Pair, tmp_path: Path) -> None:
-    """The replica is behind: it applies nothing any more."""
+    """Make the replica lag: it stops applying changes."""
     await pair.replica.fetch("SELECT pg_wal_replay_pause()")
     async with open_program(pair.settings(tmp_path)) as program:
         inspector = PostgresInspector(program.database, program.replica)

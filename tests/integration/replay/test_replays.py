@@ -143,7 +143,7 @@ async def test_no_more_items_run_than_the_limit_and_an_ended_one_frees_a_place(h
     await harness.replays.end_item(first.lease, ItemState.DONE)
     third = await harness.claim(made)
     assert third.item.number == 3
-    # Whoever died runs nothing: the slot is free, and the item comes first.
+    # A dead process runs no item: its slot is free, and its item is the next.
     await harness.replays.renew_lease(second.lease, lease_seconds=0)
     assert (await harness.claim(made)).item.number == second.item.number
     assert await harness.find(made) is None

@@ -180,7 +180,7 @@ class TestTheStoreAnnounces:
 
 
 class TestGrowth:
-    """Growth is announced to readers in other processes that have requested it, and to nobody else."""
+    """Growth is announced only to readers in other processes that have requested it."""
 
     async def _announced(
         self, listener: PostgresNotifications, store: PostgresStore, tenant: Tenant, lease: Lease, offset: int

@@ -1,4 +1,4 @@
-"""The pages over HTTP: the headers of every response, and what is visible to whom."""
+"""The pages over HTTP: the headers of every response, and what each role can see."""
 
 import hashlib
 import re

@@ -15,6 +15,7 @@ from server.conversation.payload import CallSettings, LayerOrder
 from server.conversation.store import BufferedTurn
 from server.conversation.turn import STRATA_DIALECT, Native, TurnKind, TurnState
 from server.payload.messages import PayloadSpec, RenderedHistory, SealedHistory, outline_history, render_history
+from server.payload.shared_caches import HistoryCache
 from server.payload.signatures import SignatureScope
 from server.providers.anthropic.provider import AnthropicProvider
 from server.providers.gemini.provider import GeminiProvider
@@ -181,3 +182,16 @@ def test_a_sealed_history_of_another_epoch_or_order_is_not_used(change: dict[str
     changed = replace(spec, **change)
     wrong = replace(sealed, messages=())
     assert render_history(plain(4), changed, sealed=wrong) == render_history(plain(4), changed)
+
+
+def test_cached_images_count_towards_the_limit_of_the_cache() -> None:
+    """A turn refers to its image by a hash. Its message contains the image."""
+    spec = build_spec("anthropic", LayerOrder.APPEND_ONLY, NOTHING_REJECTED)
+    turns = plain(4)
+    sealed = render_history(turns, spec).sealed
+    image = b"x" * 1_000_000
+    grown = replace(sealed, messages=(*sealed.messages[:-1], replace(sealed.messages[-1], data=image)))
+    cache = HistoryCache(limit_bytes=2_500_000)
+    for conversation_id in ("a", "b", "c"):
+        cache.put(conversation_id, turns, "anthropic", grown)
+    assert [name for name in ("a", "b", "c") if cache.find(name) is not None] == ["b", "c"]
