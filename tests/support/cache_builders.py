@@ -117,7 +117,7 @@ class FakeProvider:
     account: str = "a"
 
 
-def keeper_of(register: PostgresCacheRegister, caches: FakeCaches, budget: str = "1") -> CacheMaintainer:
+def maintainer_of(register: PostgresCacheRegister, caches: FakeCaches, budget: str = "1") -> CacheMaintainer:
     providers = cast(Mapping[str, Provider], {"gemini": FakeProvider(caches=caches)})
     return CacheMaintainer(register, providers, TokenEstimate(), budget_usd_per_hour=Decimal(budget))
 

@@ -28,7 +28,7 @@ from tests.support.cache_builders import (
     asked,
     converse,
     in_an_hour,
-    keeper_of,
+    maintainer_of,
     observe,
     used_by,
 )
@@ -44,7 +44,7 @@ async def test_concurrent_first_turns_get_one_cache(
 ) -> None:
     conversations = [await converse(store, tenant) for _ in range(5)]
     caches = FakeCaches()
-    await observe(keeper_of(register, caches), *(asked(tenant, one) for one in conversations))
+    await observe(maintainer_of(register, caches), *(asked(tenant, one) for one in conversations))
     assert caches.created == 1
     assert len({await used_by(store, tenant, one) for one in conversations}) == 1
 
@@ -54,7 +54,7 @@ async def test_two_processes_create_one_cache_for_one_prefix(
 ) -> None:
     conversations = [await converse(store, tenant) for _ in range(2)]
     caches = FakeCaches()
-    keepers = [keeper_of(register, caches) for _ in conversations]
+    keepers = [maintainer_of(register, caches) for _ in conversations]
     for maintainer, conversation in zip(keepers, conversations, strict=True):
         maintainer.observe_call(asked(tenant, conversation))
     for maintainer in keepers:
@@ -67,7 +67,7 @@ async def test_two_processes_together_stay_within_the_budget(
 ) -> None:
     """Some 7,500 tokens each at 4.50 USD per million and hour: one fits, two do not."""
     caches = FakeCaches()
-    keepers = [keeper_of(register, caches, "0.05") for _ in range(4)]
+    keepers = [maintainer_of(register, caches, "0.05") for _ in range(4)]
     for number, maintainer in enumerate(keepers):
         turn = asked(tenant, await converse(store, tenant))
         key = replace(KEY, prefix_hash=bytes([number]))
@@ -88,7 +88,7 @@ async def test_a_process_that_was_too_slow_deletes_its_own_cache(
         assert len(await register.claim_unused_caches(["a"])) == 1
 
     caches.on_create = be_slow
-    await observe(keeper_of(register, caches), asked(tenant, conversation))
+    await observe(maintainer_of(register, caches), asked(tenant, conversation))
     assert (caches.created, caches.names) == (1, [])
     assert (await used_by(store, tenant, conversation), await register.measure_caches()) == (None, {})
 
@@ -106,7 +106,7 @@ async def test_a_process_that_dies_while_creating_a_cache_leaves_one_that_others
         await never.wait()
 
     caches.on_create = die
-    dying, living = keeper_of(register, caches), keeper_of(register, caches)
+    dying, living = maintainer_of(register, caches), maintainer_of(register, caches)
     dying.observe_call(asked(tenant, await converse(store, tenant)))
     await at_it.wait()
     await dying.close()
@@ -126,7 +126,7 @@ async def test_only_a_refusal_proves_that_no_cache_was_created(
     *,
     may_be_there: bool,
 ) -> None:
-    await observe(keeper_of(register, FakeCaches(failure=failure)), asked(tenant, await converse(store, tenant)))
+    await observe(maintainer_of(register, FakeCaches(failure=failure)), asked(tenant, await converse(store, tenant)))
     assert bool(await register.measure_caches()) is may_be_there
 
 
@@ -136,7 +136,7 @@ async def test_a_conversation_that_was_erased_meanwhile_leaves_no_cache(
     conversation = await converse(store, tenant)
     caches = FakeCaches()
     caches.on_create = lambda: store.erase_conversation(tenant.id, conversation)
-    await observe(keeper_of(register, caches), asked(tenant, conversation))
+    await observe(maintainer_of(register, caches), asked(tenant, conversation))
     assert (caches.created, caches.names) == (1, [])
     assert await register.measure_caches() == {}
 
@@ -146,7 +146,7 @@ async def test_a_refusing_provider_is_not_called_again_at_once(
 ) -> None:
     conversation = await converse(store, tenant)
     caches = FakeCaches(failure=ProviderRejected())
-    maintainer = keeper_of(register, caches)
+    maintainer = maintainer_of(register, caches)
     await observe(maintainer, asked(tenant, conversation))
     caches.failure = None
     await observe(maintainer, asked(tenant, conversation))
@@ -158,7 +158,7 @@ async def test_without_a_budget_no_cache_is_created(
     register: PostgresCacheRegister, store: PostgresStore, tenant: Tenant
 ) -> None:
     caches = FakeCaches()
-    await observe(keeper_of(register, caches, "0"), asked(tenant, await converse(store, tenant)))
+    await observe(maintainer_of(register, caches, "0"), asked(tenant, await converse(store, tenant)))
     assert caches.created == 0
 
 
@@ -177,7 +177,7 @@ async def test_a_cache_that_cannot_be_extended_is_kept_unless_it_is_missing(
     conversation = await converse(store, tenant)
     cache = await add(register, tenant, conversation, expires_at=in_an_hour(5))
     caches = FakeCaches(failure=failure)
-    await observe(keeper_of(register, caches), asked(tenant, conversation, cache))
+    await observe(maintainer_of(register, caches), asked(tenant, conversation, cache))
     assert (await used_by(store, tenant, conversation) is not None) is kept
     assert caches.prolonged == prolonged
 
@@ -189,7 +189,7 @@ async def test_deleting_a_cache_is_retried(
     await add(register, tenant, conversation)
     await store.erase_conversation(tenant.id, conversation)
     caches = FakeCaches(failure=ProviderUnavailable(), names=["cachedContents/1"])
-    maintainer = keeper_of(register, caches)
+    maintainer = maintainer_of(register, caches)
     assert await maintainer.sweep() == 0
     assert await register.measure_caches() == {MODEL: 5_000}
     async with database.connection() as connection:
@@ -209,14 +209,15 @@ async def test_closing_cancels_running_work(
 ) -> None:
     creating, never = asyncio.Event(), asyncio.Event()
 
-    async def create_for_ever() -> None:
+    async def create_forever() -> None:
         creating.set()
         await never.wait()
 
-    maintainer = keeper_of(register, FakeCaches(on_create=create_for_ever))
+    maintainer = maintainer_of(register, FakeCaches(on_create=create_forever))
     maintainer.observe_call(asked(tenant, await converse(store, tenant)))
     async with asyncio.timeout(5):
         await creating.wait()
+        assert "maintain explicit cache" in {task.get_name() for task in asyncio.all_tasks()}
         await maintainer.close()
         await maintainer.settle()
-    assert "cache keeper" not in {task.get_name() for task in asyncio.all_tasks()}
+    assert "maintain explicit cache" not in {task.get_name() for task in asyncio.all_tasks()}
